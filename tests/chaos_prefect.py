@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+from free_ports import free_ports
 from waiting import deadline, until
 
 PREFECT = str(Path(sys.executable).parent / "prefect")
@@ -21,9 +21,7 @@ class PrefectServer:
     """A server of one's own on loopback, its database on disk."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}/api"
         folder.mkdir(parents=True, exist_ok=True)
         quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}

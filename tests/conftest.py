@@ -19,12 +19,16 @@ os.environ |= {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "false",
+    "GIT_CONFIG_GLOBAL": os.devnull,  # the user's may sign commits, or have hooks
     "HF_HUB_OFFLINE": "1",
+    "NO_PROXY": "127.0.0.1,localhost",
     "OMP_NUM_THREADS": "1",  # tensors are so small that threads only wait for each other; what tests start has settings of its own
     "PEDIGREE_PREFECT": "never",  # whoever runs the tests may have a server; `test_flow` starts its own
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "VLLM_NO_USAGE_STATS": "1",
+    "no_proxy": "127.0.0.1,localhost",
 }
+os.environ.pop("AWS_PROFILE", None)
 # What tests start holds slots of its own: neither other tests nor real runs of this machine wait for it.
 os.environ["PEDIGREE_SLOTS"] = tempfile.mkdtemp(prefix="pedigree-test-slots-")
 atexit.register(shutil.rmtree, os.environ["PEDIGREE_SLOTS"], ignore_errors=True)

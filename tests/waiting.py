@@ -2,10 +2,12 @@
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 Found = TypeVar("Found")
 FACTOR = "PEDIGREE_TEST_SLOWNESS"
@@ -52,3 +54,28 @@ def until(condition: Callable[[], Found], seconds: float = 60.0, *, alive: Calla
         assert time.monotonic() < end, f"the condition was not met within {deadline(seconds):.0f} s"
         time.sleep(POLL_S)
     return found
+
+
+class InThread(Generic[Found]):
+    """A function at work in a thread. What it raises is raised in whoever asks after it: a thread of its own would lose it."""
+
+    def __init__(self, function: Callable[..., Found], *given: Any) -> None:
+        self._end = Future[Found]()
+        threading.Thread(target=self._work, args=(function, *given), daemon=True).start()
+
+    def _work(self, function: Callable[..., Found], *given: Any) -> None:
+        try:
+            self._end.set_result(function(*given))
+        except BaseException as error:
+            self._end.set_exception(error)
+
+    def alive(self) -> bool:
+        """For `until`."""
+        if not self._end.done():
+            return True
+        self._end.result()
+        return False
+
+    def join(self, seconds: float = 120.0) -> Found:
+        """What the function returns; `seconds` as for `deadline`."""
+        return self._end.result(deadline(seconds))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
+from waiting import until
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.problems import PedigreeError
@@ -117,12 +118,13 @@ def test_rows_are_those_that_would_be_made_in_memory(given, tmp_path, counts):
 
 @pytest.mark.integration
 def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch):
-    who = tmp_path / "who"
+    who, here = tmp_path / "who", os.getpid()
     own = filtering.look
 
     def noted(*args: Any) -> Any:
         with who.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
+        until(lambda: os.getpid() == here or len({*who.read_text().split()}) > 1)  # else one process could be done before others begin
         return own(*args)
 
     monkeypatch.setattr(filtering, "look", noted)

@@ -35,7 +35,7 @@ def replaced(path: Path) -> None:
     os.replace(path.parent / "other", path)
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_text("two"), lambda path: os.utime(path, ns=(1, 1)), replaced, Path.unlink])
+@pytest.mark.parametrize("change", [lambda path: path.write_text("other"), lambda path: os.utime(path, ns=(1, 1)), replaced, Path.unlink])
 def test_a_file_that_looks_different_is_not_the_one_that_was_hashed(tmp_path: Path, change) -> None:
     path = tmp_path / "file"
     path.write_text("one")

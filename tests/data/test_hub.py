@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,14 +206,15 @@ def test_neither_another_commit_nor_an_empty_table_stands_in_for_rows_of_a_hub_t
 
 
 def test_a_hub_that_is_away_is_worth_another_try(tmp_path):
-    with hub_server() as gone:
-        commit = gone.commit("datasets/lab/sums", FILES)
-    child = HubChild(gone.url, tmp_path)
-    answer = child.ask("rows", {"repo": "lab/sums", "revision": commit, "split": "train"})
-    assert answer["passing"] is True and "cannot be reached" in answer["error"] and "correct HF_ENDPOINT" in answer["error"]
-    assert child.ask("check", "dataset", "lab/sums", commit) == {"value": None}  # the job waits for it
-    assert "cannot be reached" in child.ask("newest", "dataset", "lab/sums")["error"]
-    child.close()
+    commit = "0" * 40
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        child = HubChild(f"http://127.0.0.1:{taken.getsockname()[1]}", tmp_path)
+        answer = child.ask("rows", {"repo": "lab/sums", "revision": commit, "split": "train"})
+        assert answer["passing"] is True and "cannot be reached" in answer["error"] and "correct HF_ENDPOINT" in answer["error"]
+        assert child.ask("check", "dataset", "lab/sums", commit) == {"value": None}  # the job waits for it
+        assert "cannot be reached" in child.ask("newest", "dataset", "lab/sums")["error"]
+        child.close()
 
 
 @pytest.mark.parametrize("file", ["main/train-00001-of-00002.parquet", "README.md"])

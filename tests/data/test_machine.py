@@ -141,6 +141,8 @@ def test_a_record_of_the_machine_names_its_instruction_sets_and_can_be_read():
 
 
 def test_settings_that_limit_kernels_are_recorded_unless_they_are_no_settings(monkeypatch):
+    for name in provenance.KERNEL_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("MKL_CBWR", "AVX2\n/home/someone")
     assert provenance.hardware.__wrapped__()["kernel_settings"] == {"ONEDNN_MAX_CPU_ISA": "AVX2"}

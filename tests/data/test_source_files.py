@@ -71,6 +71,7 @@ def test_large_files_are_hashed_once_by_all_processes_until_they_change(
     hash_files = module.hash_files
     monkeypatch.setattr(module, "hash_files", counting)
     monkeypatch.setattr(module, "REMEMBERED_BYTES", 1)
+    monkeypatch.setattr(module, "SETTLED_NS", 3600 * 10**9)
     memory = tmp_path / "memory"
     first = KnownHashes().sha256(folder, memory=memory)
     assert len(read) == 2
@@ -79,7 +80,7 @@ def test_large_files_are_hashed_once_by_all_processes_until_they_change(
     monkeypatch.setattr(module, "SETTLED_NS", -1_000_000_000)
     KnownHashes().sha256(folder, memory=memory)
     assert KnownHashes().sha256(folder, memory=memory) == first and len(read) == 6
-    (folder / "config.json").write_text("[]")
+    (folder / "config.json").write_text('{"a": 1}')  # its time alone may be that of before
     assert KnownHashes().sha256(folder, memory=memory) != first and read[6:] == ["config.json"]
     next(memory.iterdir()).write_text("{")
     KnownHashes().sha256(folder, memory=memory)

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_ports
 from waiting import until
 
 PACKAGES = (
@@ -59,10 +59,7 @@ class Cluster:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(_packages()),
         }
-        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-        gcs, dashboard, clients = (str(one.getsockname()[1]) for one in free)
-        for one in free:
-            one.close()
+        gcs, dashboard, clients = free_ports(3)
         self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
         self._node(
             "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 from waiting import until
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libmunge2", "libhwloc15", "liblua5.1-0")
@@ -91,14 +92,6 @@ def _programs() -> tuple[Path, dict[str, str]]:
     return root / "usr", {"LD_LIBRARY_PATH": f"{libraries.parent}:{libraries}", "PLUGINS": str(libraries)}
 
 
-def _free_ports(number: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
-
-
 @dataclass
 class Cluster:
     folder: Path
@@ -118,7 +111,7 @@ class Cluster:
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (self.folder / name).mkdir()
         text = CONFIG.format(
-            host=socket.gethostname().partition(".")[0], ports=_free_ports(3), folder=self.folder,
+            host=socket.gethostname().partition(".")[0], ports=free_ports(3), folder=self.folder,
             user=subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip(),
             plugins=f"PluginDir={plugins}" if plugins else "",
         )  # fmt: skip
@@ -209,8 +202,9 @@ class Cluster:
         )
 
     def kill(self, daemon: str) -> None:
-        self._daemons[daemon].kill()
-        self._daemons.pop(daemon).wait()
+        if process := self._daemons.pop(daemon, None):  # none where it could not be started again
+            process.kill()
+            process.wait()
 
     def ask(self, *arguments: str) -> str:
         """What one of Slurm's clients prints; empty while the controller starts."""

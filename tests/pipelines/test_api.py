@@ -3,12 +3,13 @@
 import shutil
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 from in_process import InProcessLauncher
 from projects import fresh_project
+from waiting import InThread
 
 import pedigree
 from pedigree import Project, Recipe, RunFailed, StageEnded
@@ -116,24 +117,17 @@ def test_a_failure_in_a_thread_is_raised_with_every_end_and_a_broken_callback_is
     below = {"kind": "decontaminate", "in": {"data": "strict", "benchmarks": ["suite"]}}
     suite = {**ROWS, "record": "item", "task": "sums"}
     Recipe("rows", stages={"suite": suite, "strict": strict, "below": below}).save(project)
-    events, raised = [], []
+    events = []
 
     def listen(event: pedigree.RunEvent) -> None:
         events.append(event)
         raise ZeroDivisionError("an answer to nothing")
 
-    def run() -> None:
-        try:
-            pedigree.run(project, "rows", on_event=listen)
-        except RunFailed as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    suite, strict, below = raised[0].ends
+    with pytest.raises(RunFailed) as raised:
+        InThread(partial(pedigree.run, project, "rows", on_event=listen)).join()
+    suite, strict, below = raised.value.ends
     assert suite.outcome == "ran" and strict.cause == "refused" and below == NotRun("rows/below", "rows/strict failed")
-    assert str(raised[0]) == str(strict)
+    assert str(raised.value) == str(strict)
     assert {event.address: event.outcome for event in events if isinstance(event, StageEnded)} == {
         "rows/suite": "ran", "rows/strict": "failed", "rows/below": "skipped",
     }  # fmt: skip

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from sweeps import nightly_after
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.compile import write_compiled
@@ -49,15 +48,13 @@ def working(lab: Lab, name: str, run: RunContext | None = None) -> Iterator[list
     """A run in the background, in the block at the moment when a stage's code has begun; the list gets its ends."""
     ends: list[Any] = []
     chosen = run or lab.run()
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(chosen)))
-    thread.start()
+    thread = InThread(run_graph, chosen)
     try:
-        until(lambda: running_scratch(lab, name) or (lab.root / "go.waiting").exists())
+        until(lambda: running_scratch(lab, name) or (lab.root / "go.waiting").exists(), alive=thread.alive)
         yield ends
     finally:
         (lab.root / "go").touch()
-        thread.join(deadline(90))
-    assert not thread.is_alive()
+        ends.extend(thread.join(90))
 
 
 def made(ends: list[Any]) -> dict[str, str]:
@@ -360,10 +357,9 @@ def left_behind(lab: Lab, *overrides: str) -> Iterator[Path]:
     lab.write("knobs.json", json.dumps({"clean": {"hold": "go"}}))
     runner = lab.run(*overrides)
     runner.keep_jobs = True
-    thread = threading.Thread(target=lambda: run_graph(runner))
-    thread.start()
+    thread = InThread(run_graph, runner)
     try:
-        until((lab.root / "go.waiting").exists, alive=thread.is_alive)
+        until((lab.root / "go.waiting").exists, alive=thread.alive)
         runner.cancelled.set()
         thread.join()
         (scratch,) = [spec.parent for spec in lab.root.glob(".pedigree/scratch/*/spec.json") if '/clean"' in spec.read_text()]

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from running_lab import CLEAN, RANKS, Lab, outcomes, read, running_scratch, status
-from waiting import deadline, until
+from running_lab import CLEAN, RANKS, Lab, goes_on, outcomes, read, running_scratch, status
+from waiting import InThread, deadline, until
 
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.live import live_jobs
@@ -45,10 +45,8 @@ def test_failed_stage_spoils_only_what_is_below(lab: Lab) -> None:
         if (address, state) == ("lab/cleaner", "skipped"):
             (lab.root / "go").touch()
 
-    bound = threading.Timer(deadline(60), (lab.root / "go").touch)  # else nothing would end where it is not told
-    bound.start()
-    ends = run_graph(lab.run(watch=watch))
-    bound.cancel()
+    with goes_on(lab):
+        ends = run_graph(lab.run(watch=watch))
     suite, raw, clean, cleaner = ends
     assert isinstance(suite, Result) and isinstance(raw, StageFailed)
     assert (raw.cause, raw.message) == ("refused", "no rows\nat all")
@@ -103,22 +101,14 @@ def test_cancel_leaves_no_process_and_the_next_run_resumes(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 60, "child": True})
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
-    found: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            ensure(run, run.graph.find("raw"))
-        except StageFailed as error:
-            found.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    until(lambda: running_scratch(lab, "raw"))
+    thread = InThread(ensure, run, run.graph.find("raw"))
+    until(lambda: running_scratch(lab, "raw"), alive=thread.alive)
     scratch = running_scratch(lab, "raw")
     assert scratch and len(list(processes_of(scratch))) == 2
     cancelled.set()
-    thread.join(deadline(60))
-    assert isinstance(found[0], StageFailed) and found[0].cause == "cancelled"
+    with pytest.raises(StageFailed) as failed:
+        thread.join(60)
+    assert failed.value.cause == "cancelled"
     assert not list(processes_of(scratch)) and (scratch / "checkpoints").exists()
     lab.knobs()
     lab.processes = False
@@ -160,7 +150,7 @@ def releases(lab: Lab) -> Callable[..., None]:
 def test_job_of_a_killed_orchestrator_is_joined_even_without_its_job_file(lab: Lab) -> None:
     held_by_a_killed_orchestrator(lab)
     (scratch,) = (lab.root / ".pedigree/scratch").iterdir()
-    (scratch / "job.json").unlink()
+    (scratch / "job.json").unlink(missing_ok=True)  # written after the job has started
     assert "lab/raw" in {job.address for job in live_jobs(lab.project)}
     assert not (scratch / "job.json").exists()  # who looks writes nothing
     run = lab.run(watch=releases(lab))

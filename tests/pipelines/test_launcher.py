@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from running_lab import RANKS, Lab, outcomes, read, running_scratch
-from waiting import deadline, until
+from running_lab import RANKS, Lab, goes_on, outcomes, read, running_scratch
+from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.execution import Numerics, Placement
@@ -97,14 +97,12 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     lab.knobs(sft={"seconds": 60})
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-    thread.start()
-    until(lambda: lab.runs().count("sft") == 2 and running_scratch(lab, "sft"), 90)
+    thread = InThread(run_graph, run)
+    until(lambda: lab.runs().count("sft") == 2 and running_scratch(lab, "sft"), 90, alive=thread.alive)
     scratch = running_scratch(lab, "sft")
     assert scratch and len(list(processes_of(scratch))) == 3
     cancelled.set()
-    thread.join(deadline(60))
+    ends = thread.join(60)
     assert not list(processes_of(scratch)) and isinstance(ends[-1], StageFailed)
     assert read(lab, "raw", "run.json")["numerics"]["world_size"] == 1  # data stages have one rank whatever the profile
 
@@ -114,9 +112,16 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
 def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: Lab) -> None:
     only_sft_is_left(lab, "world_size: 2, nodes: 2")
     heard: list[str] = []
-    threading.Thread(target=join, args=(lab.project, heard.append), daemon=True).start()
+
+    def hears(text: str) -> None:
+        heard.append(text)
+        if len(heard) == 2:
+            raise KeyboardInterrupt  # by which it ends
+
+    thread = InThread(join, lab.project, hears)
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
-    until(lambda: len(heard) == 2)
+    with pytest.raises(KeyboardInterrupt):
+        thread.join(60)
     assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
 
 
@@ -216,11 +221,14 @@ def test_stages_run_side_by_side_while_their_slots_fit(lab: Lab) -> None:
     def watch(address: str, state: str, message: str = "", *_: object, **__: object) -> None:
         if state == "waiting":
             waited.append(message)
+            (lab.root / "go").touch()
 
     run_graph(lab.run(watch=watch))
     assert not waited
     lab.edit("configs/execution/lab.yaml", "placement: {slots: 1,", "placement: {slots: 2,")
-    run_graph(lab.run(watch=watch), forced={"lab/raw", "lab/suite"})
+    lab.knobs(raw={"hold": "go"}, suite={"hold": "go"})  # whichever begins is at work until the other one waits
+    with goes_on(lab):
+        run_graph(lab.run(watch=watch), forced={"lab/raw", "lab/suite"})
     assert waited == ["for 2 slots of 2; 1 job of this project running"]
 
 

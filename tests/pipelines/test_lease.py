@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import stale_view
 from elsewhere import needs_elsewhere, python_elsewhere
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
@@ -37,8 +37,8 @@ HOLD = "import sys, time; from pathlib import Path; from pedigree.pipelines.jobs
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is over after a second."""
-    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(1.0))  # whoever beats may have to wait for a busy machine
+    """Silence is over after three seconds."""
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(3.0))  # whoever beats may have to wait for a busy machine
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
 
 
@@ -101,10 +101,7 @@ def test_many_who_want_it_have_it_one_at_a_time_under_growing_numbers(tmp_path: 
             with guard:
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [InThread(work) for _ in range(12)]:
         thread.join()
     assert sorted(numbers) == list(range(1, 13)) and numbers == sorted(numbers)
     assert len(list((tmp_path / "a").iterdir())) <= 8  # what was held long ago is tidied away
@@ -132,14 +129,12 @@ def test_a_holder_elsewhere_lives_by_its_pulse_whatever_the_clocks_say(tmp_path:
             assert hold.number == 2
             got.set()
 
-    thread = threading.Thread(target=want)
-    thread.start()
+    thread = InThread(want)
     assert holder_of(tmp_path / "a") is not None
-    assert not got.wait(2.5 * heartbeat.SILENCE_S), "taken from a holder that lives"
+    assert not got.wait(1.5 * heartbeat.SILENCE_S), "taken from a holder that lives"
     stop.set()
     heart.join()
-    assert got.wait(deadline(20)), "a silent holder is taken over from"
-    thread.join()
+    thread.join(20)  # a silent holder is taken over from
 
 
 def test_a_clock_that_jumps_takes_nothing_away_and_a_cancelled_wait_ends(
@@ -196,11 +191,11 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
 """
     other = python_elsewhere(code, ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert other.stdout and other.stdout.readline() == "holds\n"
-    taken = f"{HOLD}from pedigree.data.store import heartbeat; heartbeat.SILENCE_S = {deadline(1.5)}\n"
+    taken = f"{HOLD}from pedigree.data.store import heartbeat; heartbeat.SILENCE_S = {deadline(3.0)}\n"
     taken += f"with lease(Path({str(tmp_path / 'a')!r}), 'here') as hold: print(hold.number)"
     here = subprocess.Popen([sys.executable, "-c", taken], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with pytest.raises(subprocess.TimeoutExpired):  # it beats
-        here.wait(deadline(4))
+        here.wait(deadline(5.5))
     children = subprocess.run(["pgrep", "-P", str(other.pid)], capture_output=True, text=True, check=True).stdout.split()
     for pid in children:
         os.kill(int(pid), signal.SIGSTOP)
@@ -466,10 +461,7 @@ def test_slots_are_never_oversold(tmp_path: Path) -> None:
                 held.difference_update(names)
                 now -= count
 
-    threads = [threading.Thread(target=work, args=(str(n), 1 + n % 3)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [InThread(work, str(n), 1 + n % 3) for n in range(8)]:
         thread.join()
     assert most == 3 and taken_slots(tmp_path) == {} and not list(tmp_path.glob("*.json"))
 

@@ -62,7 +62,7 @@ def lab_with(folder: Path, url: str) -> Lab:
     folder.mkdir()
     lab = Lab(folder, processes=True, whole=True)
     (lab.code / "stages" / "prepare_data" / "run.py").write_text(CHUNKED)
-    silence = round(deadline(3))  # it counts as gone then; the start of a job must take less
+    silence = round(deadline(6))  # it counts as gone then; the start of a job must take less
     placement = f"placement: {{heartbeat_timeout_s: {silence}, checkpoint_url: {json.dumps(url)}, "
     lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 120", ""))
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm placed")

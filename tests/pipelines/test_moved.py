@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from elsewhere import can_be_elsewhere, hasty
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.pipelines.cli.running_jobs import cancel
@@ -99,12 +99,10 @@ def test_a_job_of_a_runner_that_has_mounted_the_project_elsewhere_is_waited_for_
             if address == "lab/clean" and state == "running" and ("re-attached" in detail or "another machine" in detail):
                 attached.set()
 
-        run, ends = lab.run(watch=watch), []
-        thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-        thread.start()
-        assert attached.wait(deadline(30))
+        thread = InThread(run_graph, lab.run(watch=watch))
+        until(attached.is_set, 30, alive=thread.alive)
         (lab.root / "go").touch()
-        thread.join()
+        ends = thread.join()
     assert [str(getattr(end, "outcome", end)) for end in ends] == ["unchanged", "unchanged", "attached", "unchanged"]
     assert lab.runs().count("clean") == 1 and is_sound(lab)
 

@@ -12,7 +12,7 @@ import pytest
 from commands import Command
 from ray_cluster import HEAD, SECOND, Cluster
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.pipelines.jobs import ray_launcher
 from pedigree.pipelines.jobs.context import StageFailed
@@ -61,16 +61,14 @@ def running(lab: Lab, ends: list[Any], watch: Any = None) -> Iterator[threading.
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
     run.watch = watch or run.watch
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-    thread.start()
+    thread = InThread(run_graph, run)
     try:
         yield cancelled
     except BaseException:
         cancelled.set()
         raise
     finally:
-        thread.join(deadline(120))
-        assert not thread.is_alive()
+        ends.extend(thread.join())
 
 
 def test_a_recipe_runs_in_ray_and_beside_it_and_leaves_the_same_bytes(lab: Lab, cluster: Cluster, tmp_path: Path) -> None:

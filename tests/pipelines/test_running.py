@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import shutil
-import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from dvc.repo import Repo
-from running_lab import CLEAN, PROFILE, RANKS, Died, Lab, outcomes, read, status
+from running_lab import CLEAN, PROFILE, RANKS, Died, Lab, goes_on, outcomes, read, status
 from waiting import deadline, until
 
 from pedigree.configs.base.document import ConfigError
@@ -133,12 +132,10 @@ def test_the_heartbeats_of_a_job_are_events_of_the_run_between_its_start_and_its
         if event == StageProgressed("lab/raw", 0, 0, {}):
             (lab.root / "go").touch()
 
-    bound = threading.Timer(deadline(60), (lab.root / "go").touch)
-    bound.start()
     run = lab.run()
     run.watch = listen
-    (end,) = run_graph(run, ["lab/raw"])
-    bound.cancel()
+    with goes_on(lab):
+        (end,) = run_graph(run, ["lab/raw"])
     kinds = [type(event) for event in events if getattr(event, "address", "lab/raw") == "lab/raw"]
     assert list(dict.fromkeys(kinds)) == [StageDue, StageBusy, StageStarted, StageProgressed, StageEnded, RunEnded]
     assert isinstance(end, Result) and events[-2:] == [StageEnded("lab/raw", "ran", seconds=end.seconds), RunEnded("completed")]

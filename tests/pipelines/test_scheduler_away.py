@@ -88,7 +88,9 @@ def lab(tmp_path: Path, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return lab
 
 
-def test_a_stage_whose_job_is_not_accepted_yet_is_listed_submitted_again_and_canceled(lab: Lab, ray: Ray) -> None:
+def test_a_stage_whose_job_is_not_accepted_yet_is_listed_submitted_again_and_canceled(
+    lab: Lab, ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray.full, type_ = True, InProcessCommand(lab)
     with at_work(lab) as work:
         until(lambda: work.shows("to accept its job: No available agent to submit job"))
@@ -97,8 +99,9 @@ def test_a_stage_whose_job_is_not_accepted_yet_is_listed_submitted_again_and_can
         until(lambda: work.shows("in Ray's queue as job "))
         work.leave()
         ray.full = True
+    ray.leave()
+    monkeypatch.setattr(attempts, "BACKOFF_S", (600.0,))  # between two tries when it is canceled
     with at_work(lab) as work:
-        ray.leave()
         until(lambda: work.shows("to accept its job: "))
         assert "lab/raw" in type_("cancel", "raw")
         assert work.failure().cause == "cancelled"

@@ -13,7 +13,7 @@ from commands import Command, InProcessCommand
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from sites import at_work, waits
 from slurm_cluster import Cluster
-from waiting import deadline, until
+from waiting import InThread, until
 
 from pedigree.data.artifacts.artifacts import read_run, write_json
 from pedigree.pipelines.estimate.estimates import run_seconds
@@ -48,9 +48,11 @@ def attempts(lab: Lab, stage: str) -> list[str]:
 @pytest.mark.proves("placement.launcher")
 def test_a_recipe_runs_in_the_queue_and_beside_it_and_leaves_the_same_bytes(lab: Lab, cluster: Cluster, tmp_path: Path) -> None:
     lab.edit("configs/execution/lab.yaml", "launcher: {type: slurm}", "launcher: {type: slurm, setup: [echo $SLURM_JOB_NAME >> prepared]}")
+    listed = ("squeue", "--noheader", "--me", "--states=all", "--format=%A %j %T")
+    before = {*cluster.ask(*listed).splitlines()}  # of other tests
     assert outcomes(lab) == DONE
     assert sorted((lab.root / "prepared").read_text().split()) == ["lab/clean", "lab/cleaner", "lab/raw"]
-    ran = sorted(cluster.ask("squeue", "--noheader", "--me", "--states=all", "--format=%j %T").splitlines())
+    ran = sorted(line.partition(" ")[2] for line in {*cluster.ask(*listed).splitlines()} - before)
     assert ran == ["lab/clean COMPLETED", "lab/cleaner COMPLETED", "lab/raw COMPLETED"]
     assert "launcher" not in read(lab, "raw", "run.json")["placement"]
     local = Lab(tmp_path / "local", processes=True)
@@ -86,12 +88,10 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
     run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
     with cluster.drained():
-        thread.start()
+        thread = InThread(run_graph, run)
         try:
-            until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen))
+            until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen), alive=thread.alive)
             (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
             assert queued.handle and not queued.elsewhere
             token = queued.handle.told["token"]
@@ -100,10 +100,10 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
             until(lambda: seen[-1] == "for Slurm's controller to answer")
             cluster.start_controller()
             until(lambda: seen[-1].startswith("in Slurm's queue as job "))
-            assert thread.is_alive()  # for longer than both limits
+            assert thread.alive()  # for longer than both limits
         finally:
             cancelled.set()
-            thread.join(deadline(60))
+            thread.join(60)
     assert not cluster.ask("squeue", "--noheader", "--me") and "raw" not in lab.runs()
 
 
@@ -193,7 +193,7 @@ def test_a_user_sees_where_a_job_waits_and_runs_and_follows_its_log(lab: Lab, cl
             assert f"queued           in Slurm's queue as job {number}" in type_("jobs")
             assert type_("logs", "raw").startswith(f"lab/raw waits in Slurm's queue as job {number}")
         until(waits(lab).exists)
-        assert f"Slurm job {number} on n" in type_("jobs")
+        until(lambda: f"Slurm job {number} on n" in type_("jobs"))  # what Slurm said is remembered for two seconds
         (lab.root / "go").touch()
         assert type_("logs", "-f", "raw") == "step 1/1  rows 5\n"
         assert work.outcome() == "ran"
@@ -238,13 +238,10 @@ def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -
     assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(run)))
-    thread.start()
-    until(lambda: any(job.address == "lab/raw" and job.holder for job in live_jobs(lab.project)))
+    thread = InThread(run_graph, run)
+    until(lambda: any(job.address == "lab/raw" and job.holder for job in live_jobs(lab.project)), alive=thread.alive)
     (lab.root / "go").touch()
-    thread.join(deadline(120))
-    found = {end.address: end for end in ends if isinstance(end, Result)}
+    found = {end.address: end for end in thread.join() if isinstance(end, Result)}
     assert found["lab/raw"].outcome == "attached" and found["lab/cleaner"].outcome == "ran"
     assert lab.runs().count("raw") == 1
 
@@ -265,13 +262,10 @@ def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are
     stranger = Handle(launcher="slurm", scratch=str(lab.root), attempt=1, told={"token": "(null)"})  # as squeue shows no comment
     assert lab.launcher.poll(stranger).state == "unknown" and lab.launcher.cancel(stranger) == []
     lab.knobs(raw={"seconds": 60})
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run())))
-    thread.start()
-    until(lambda: "raw" in lab.runs())
+    thread = InThread(run_graph, lab.run())
+    until(lambda: "raw" in lab.runs(), alive=thread.alive)
     cluster.ask("scancel", *{*cluster.job("lab/raw", "%A").split()} - {foreign})
-    thread.join(deadline(120))
-    (failed,) = [end for end in ends if isinstance(end, StageFailed)]
+    (failed,) = [end for end in thread.join() if isinstance(end, StageFailed)]
     assert failed.cause == "cancelled" and failed.message.startswith("the job was canceled in Slurm; its checkpoints are kept (job ")
     assert lab.runs().count("raw") == 1
     assert foreign in cluster.ask("squeue", "--noheader", "--me", "--format=%A").split()
@@ -291,11 +285,9 @@ def test_a_training_whose_step_is_canceled_resumes(lab: Lab, cluster: Cluster) -
     lab.write("configs/recipes/lab.yaml", RANKS)
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, world_size: 2, nodes: 2")
     lab.knobs(sft={"seconds": 300})
-    ends: list[object] = []
-    thread = threading.Thread(target=lambda: ends.extend(run_graph(lab.run())))
-    thread.start()
-    until(lambda: running_scratch(lab, "sft"), 180)
+    thread = InThread(run_graph, lab.run())
+    until(lambda: running_scratch(lab, "sft"), 180, alive=thread.alive)
     lab.knobs()
     cluster.ask("scancel", f"{cluster.job('lab/sft', '%A')}.0")
-    thread.join(deadline(180))
+    thread.join(180)
     assert attempts(lab, "sft")[-1] == "succeeded" and len(attempts(lab, "sft")) == 2

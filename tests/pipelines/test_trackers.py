@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from running_lab import RANKS, Lab, outcomes, read
-from waiting import until
+from waiting import InThread, until
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.language.execution import Execution
@@ -100,9 +100,8 @@ def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: 
     lab, stop = lab_with(tmp_path, TRACKERS[kind]), threading.Event()
     lab.write("knobs.json", '{"lab/sft": {"seconds": 600}}')
     run = lab.run(cancelled=stop)
-    thread = threading.Thread(target=run_graph, args=(run,))
-    thread.start()
-    (logged,) = until(lambda: list((lab.root / ".pedigree/trackers").glob(f"{kind}-*/[!.]*")), alive=thread.is_alive)
+    thread = InThread(run_graph, run)
+    (logged,) = until(lambda: list((lab.root / ".pedigree/trackers").glob(f"{kind}-*/[!.]*")), alive=thread.alive)
     stop.set()
     thread.join()
     reached = int(logged.read_text())

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from elsewhere import hasty, needs_elsewhere, python_elsewhere
 from running_lab import Lab
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import OVERTAKEN
@@ -91,7 +90,7 @@ class Machine:
 
 @pytest.fixture
 def machine(lab: Lab) -> Iterator[Machine]:
-    lab.knobs(raw={"seconds": 5})
+    lab.knobs(raw={"seconds": deadline(5)})
     machine = Machine(lab)
     yield machine
     machine.end()
@@ -141,16 +140,15 @@ def test_a_stopped_writer_that_comes_back_changes_nothing(lab: Lab, machine: Mac
 def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, machine: Machine) -> None:
     machine.tell("kill runner")
     machine.tell("stop job")
-    run, ends = lab.run(), []
-    thread = threading.Thread(target=lambda: ends.append(ensure(run, run.graph.find("raw"))))
-    thread.start()
-    until(lambda: lab.runs() == ["raw", "raw"])
+    run = lab.run()
+    thread = InThread(ensure, run, run.graph.find("raw"))
+    until(lambda: lab.runs() == ["raw", "raw"], alive=thread.alive)
     assert machine.tell("go on") == [f"ended {OVERTAKEN}\n"]
-    thread.join()
+    end = thread.join()
     log = (lab.root / ".pedigree/logs/lab/raw.log").read_text()
     assert "was taken over: this is submission 1.1 of its job, and the latest is 2.1" in log
     curve = (lab.root / "artifacts/lab/raw/evidence/curve.csv").read_text().splitlines()
-    assert [int(line.split(",")[0]) for line in curve[1:]][-50:] == list(range(1, 51)) and ends[0].outcome == "ran"
+    assert [int(line.split(",")[0]) for line in curve[1:]][-50:] == list(range(1, 51)) and end.outcome == "ran"
 
 
 @pytest.mark.nightly
@@ -194,7 +192,7 @@ def test_a_job_that_lives_on_another_machine_is_listed_and_left_alone(lab: Lab, 
     until(lambda: '"total": 12000' in (long_job.scratch / "progress.json").read_text())
     code, out, _ = type_("jobs")
     assert code == 0 and re.search(rf"lab/raw +prepare_data +elsewhere \({os.uname().nodename}\) +\d+/12000 .* pedigree run lab", out)
-    (job,) = json.loads(type_("jobs", "--json")[1])["jobs"]
+    (job,) = until(lambda: [one for one in json.loads(type_("jobs", "--json")[1])["jobs"] if one["alive"]])  # it listens for 0.6 s
     assert (job["address"], job["elsewhere"], job["alive"], job["pid"]) == ("lab/raw", True, True, None) and job["step"] > 0
     assert "running elsewhere, step" in type_("status", "lab")[1]
     long_job.tell("interrupt runner")  # it has given its leases back, and its job goes on
@@ -246,9 +244,8 @@ def test_who_waits_here_for_a_job_that_was_cancelled_there_does_not_start_it_aga
             ensure(run, run.graph.find("raw"))
         told.append("ended")
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    until(lambda: any("its job runs on another machine" in line for line in told))
+    thread = InThread(wait)
+    until(lambda: any("its job runs on another machine" in line for line in told), alive=thread.alive)
     assert type_("cancel", "raw")[0] == 0
     thread.join()
     assert told[-1] == "ended" and lab.runs() == ["raw"]

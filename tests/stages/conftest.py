@@ -9,11 +9,6 @@ import pytest
 from pedigree.data.artifacts.artifacts import Artifact
 
 
-@pytest.fixture(autouse=True)
-def servers_on_loopback_are_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """Two layers of random weights."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
@@ -57,7 +57,8 @@ def says(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_path: Path, trusted: bool) -> None:
     """All conversations share a process: that of one that hangs or dies is replaced, and the others are repeated in the new one."""
-    environments = opened(tmp_path, COUNTING, arguments={"step": 2}, seconds=2.0, trusted=trusted)
+    seconds = deadline(2)
+    environments = opened(tmp_path, COUNTING, arguments={"step": 2}, seconds=seconds, trusted=trusted)
     try:
         (whole, begun), (other, _) = environments.reset(prompt("a"), 5), environments.reset(prompt("b"), 5)
         assert begun.result()[:3] == ("q a", None, False)
@@ -65,8 +66,8 @@ def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_
         assert isinstance(first, Reaction) and first.reward is None and not first.done
         draws = []
         for bad, cause in (
-            ("hang", "the environment output no complete line for 2 s (seconds: 2)"),
-            ("die", "the environment ended (seconds: 2)"),
+            ("hang", f"the environment output no complete line for {seconds:g} s (seconds: {seconds:g})"),
+            ("die", f"the environment ended (seconds: {seconds:g})"),
             ("x", "ValueError: invalid literal for int() with base 10: 'x'"),
             ("short", "must return (observation, reward, done)"),
             ("nan", "returned NaN, and a reward is a finite number"),

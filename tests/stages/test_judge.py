@@ -1,3 +1,4 @@
+import gc
 import itertools
 import json
 import statistics
@@ -142,6 +143,7 @@ def test_of_an_answer_some_hundred_bytes_are_in_memory(tmp_path, monkeypatch):
         ]
         given, job = dataset(tmp_path / f"c{number}", "completion", rows), a_job(tmp_path / str(number))
         del rows
+        gc.collect()
         tracemalloc.start()
         assert judge.run(config_of("judge"), {"completions": {"c": given}}, job)["rows"] == count
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -1,5 +1,6 @@
 """`sample` of many answers: what it holds of each, and that its rows are what was answered. Answers are made by hand, without an engine."""
 
+import gc
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ def test_of_an_answer_some_hundred_bytes_are_in_memory(tmp_path, policies, chunk
     peaks, counts = [], (10, 10, 50)  # the first for what is loaded once
     pool = prompts(tmp_path / "pool", max(counts))
     for number, count in enumerate(counts):
+        gc.collect()
         tracemalloc.start()
         metrics = sampled(a_job(tmp_path / str(number)), policies, pool, count, chunk_size)
         peaks.append(tracemalloc.get_traced_memory()[1])

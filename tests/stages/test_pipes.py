@@ -13,6 +13,8 @@ from pedigree.data.host.pipes import readable
 def many_files():
     """As many open files as a process that maps a thousand shards may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard <= 2000:
+        pytest.skip("more open files are not allowed here: raise `ulimit -Hn`")
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

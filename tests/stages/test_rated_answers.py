@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import threading
 
 import pytest
@@ -214,10 +215,9 @@ def test_refusals_beyond_the_budget_end_the_asking_early(tmp_path):
 
 
 def test_a_judge_that_is_down_is_an_error_and_leaves_no_scores(tmp_path):
-    with chat_server(rated_by_number) as chats:
-        gone = chats.base_url
-    with pytest.raises(EngineLost, match="lost engine: the model at"):
-        judged(tmp_path, gone, answers(100))
+    with socket.socket() as taken, pytest.raises(EngineLost, match="lost engine: the model at"):
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        judged(tmp_path, f"http://127.0.0.1:{taken.getsockname()[1]}/v1", answers(100))
     assert not (tmp_path / "job" / "out" / "payload").exists()
 
 

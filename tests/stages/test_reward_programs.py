@@ -52,9 +52,10 @@ def values(folder: Path, text: str, groups: Sequence[Sequence[Answered]], **fiel
 def test_an_answer_that_a_function_cannot_reward_is_unknown_with_its_cause_and_no_other_is(tmp_path: Path, trusted: bool) -> None:
     hows = ["hang", "die", "raise", "short", "nan", "text", "none", "scalar", "half"]
     groups = [answers(how, "a", "2", name="extracted", how=how) for how in hows]
-    found = dict(zip(hows, values(tmp_path, CAUSES, groups, seconds=2.0, trusted=trusted), strict=True))
-    assert found["hang"] == ["the function output no complete line for 2 s (seconds: 2)"] * 2
-    assert found["die"] == ["the function ended (seconds: 2)"] * 2
+    seconds = deadline(2)
+    found = dict(zip(hows, values(tmp_path, CAUSES, groups, seconds=seconds, trusted=trusted), strict=True))
+    assert found["hang"] == [f"the function output no complete line for {seconds:g} s (seconds: {seconds:g})"] * 2
+    assert found["die"] == [f"the function ended (seconds: {seconds:g})"] * 2
     assert all("ValueError: invalid literal for int() with base 10: 'a'" in one and "runner" not in one for one in found["raise"])
     assert found["short"] == ["returned 1 rewards for 2 answers"] * 2
     assert found["nan"] == ["returned NaN, and a reward is a finite number", 1.0]

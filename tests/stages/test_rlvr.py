@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Collection
 from concurrent.futures import wait
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +123,13 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
         "rank": ["-u", "-m", "pedigree.stages", str(folder)],
     }
     of_it = "\0".join(["", *words[victim], ""]).encode()
-    os.kill(next(pid for pid in processes_of(folder) if of_it in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()), signal.SIGKILL)
+
+    def is_it(pid: int) -> bool:
+        with suppress(OSError):  # one that has just ended
+            return of_it in b"\0" + Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    os.kill(next(filter(is_it, processes_of(folder))), signal.SIGKILL)
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
     assert not told.exists() or json.loads(told.read_text())["cause"] in ("lost_engine", "collective")

@@ -1,12 +1,13 @@
 """Rows that a program of the project makes: which rows come, and what of a program that is wrong, uneven, silent or hostile is told."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_lab import rows_of, run_stage
-from waiting import until
+from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.language.recipe import load_recipe
@@ -44,6 +45,11 @@ def made(folder: Path, text: str, silent: float = 30.0, count: int = 5) -> list[
     ).sources
     assert source.type == "program"
     return [row for _, row in row_programs.rows_of(source, folder / "puzzles.py", silent, lambda made: None)]
+
+
+def late(silent: float) -> str:
+    """A pattern of what is told."""
+    return re.escape(f"output no complete line for {silent:g} s")
 
 
 def test_rows_are_those_that_the_function_gives_for_count_seed_and_arguments(tmp_path: Path) -> None:
@@ -125,8 +131,9 @@ def test_sets_of_texts_have_one_order_in_all_runs(tmp_path: Path) -> None:
 
 
 def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(PedigreeError, match=r"puzzles\.py: rows output no complete line for 3 s after 1 rows of 5 .*heartbeat_timeout_s"):
-        made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent=3)
+    silent = deadline(3)
+    with pytest.raises(PedigreeError, match=rf"puzzles\.py: rows {late(silent)} after 1 rows of 5 .*heartbeat_timeout_s"):
+        made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent)
     with pytest.raises(PedigreeError, match=r"rows ended after 2 rows of 5"):
         made(tmp_path, "import os\ndef rows(count, seed):\n    yield {'prompt': 'a'}\n    yield {'prompt': 'b'}\n    os._exit(0)\n")
     with pytest.raises(PedigreeError, match="rows wrote into the stream of its results after 0 rows of 5"):
@@ -157,27 +164,28 @@ def rows(count, seed):
 
 
 def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
-    with pytest.raises(PedigreeError, match=r"rows output no complete line for 3 s after 1 rows of 5"):
-        made(tmp_path, DRIPS, silent=3)
+    silent = deadline(3)
+    with pytest.raises(PedigreeError, match=rf"rows {late(silent)} after 1 rows of 5"):
+        made(tmp_path, DRIPS, silent)
 
 
 def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is late by itself would be waited for when the other one has taken all of the time already."""
-    start, late = row_programs.ProgramProcess, [4.5, 8.5]
+    start, sleeps, silent = row_programs.ProgramProcess, [deadline(4.5), deadline(8.5)], deadline(6)
 
-    def with_its_own_time(mode: str, order: dict[str, Any], deadline: project_programs.Deadline) -> project_programs.ProgramProcess:
-        return start(mode, {**order, "program": order["program"].replace("SECONDS", str(late.pop(0)))}, deadline)
+    def with_its_own_time(mode: str, order: dict[str, Any], limit: project_programs.Deadline) -> project_programs.ProgramProcess:
+        return start(mode, {**order, "program": order["program"].replace("SECONDS", str(sleeps.pop(0)))}, limit)
 
     monkeypatch.setattr(row_programs, "ProgramProcess", with_its_own_time)
-    with pytest.raises(PedigreeError, match=r"rows output no complete line for 6 s after 1 rows of 5"):
-        made(tmp_path, SLOW_THE_SECOND_TIME, silent=6)
-    assert not late
+    with pytest.raises(PedigreeError, match=rf"rows {late(silent)} after 1 rows of 5"):
+        made(tmp_path, SLOW_THE_SECOND_TIME, silent)
+    assert not sleeps
 
 
 def test_both_runs_make_their_first_row_at_the_same_time(tmp_path: Path) -> None:
     """One after the other, two sleeps of three seconds would take longer than there is."""
-    text = "import time\ndef rows(count, seed):\n    time.sleep(3)\n    yield {'prompt': 'a'}\n"
-    assert made(tmp_path, text, silent=5.5, count=1) == [{"prompt": "a"}]
+    text = f"import time\ndef rows(count, seed):\n    time.sleep({deadline(3)})\n    yield {{'prompt': 'a'}}\n"
+    assert made(tmp_path, text, deadline(5.5), count=1) == [{"prompt": "a"}]
 
 
 def test_no_more_rows_than_count_are_taken_of_what_a_program_writes_to_its_pipe(tmp_path: Path) -> None:

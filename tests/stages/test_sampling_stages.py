@@ -12,6 +12,7 @@ import pytest
 from models import a_job, dataset, killed_at, publish, run
 from row_reading import read_rows
 from tiny_models import make, make_policies
+from waiting import until
 
 from pedigree.configs.judging.pools import Window
 from pedigree.configs.language.execution import Numerics
@@ -196,12 +197,19 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     labels = {"base": policies["a"], "tuned": policies["b"], "again": policies["a"]}
     mine = tmp_path / "mine.py"
     mine.write_text("def reward(completions, source):\n    return [float(len(one[0]['content'])) for one in completions]\n")
-    program = {"type": "program", "path": "mine.py", "name": "size"}
+    program = {"type": "program", "path": "mine.py", "name": "size", "trusted": True}  # without a sandbox, which may not be installed
     config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32", "programs": [program]}
     order = []
+
+    def noted(*given, own, name):
+        if name == "keep" and order.count("keep") == 3:  # the last of four chunks waits for the thread that scores the first ones
+            until(lambda: order.count("score") >= 16)
+        order.append(name)
+        return own(*given)
+
     for module, name in ((answer_log.AnswerLog, "keep"), (evaluate, "score")):
         own = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
+        monkeypatch.setattr(module, name, lambda *given, own=own, name=name: noted(*given, own=own, name=name))
     asked = counted(monkeypatch, "generate", len)
     done = shared_engines.run(
         tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD, files={"mine.py": mine}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from test_sampler import PLACEMENT, STOP, hf_logprobs
 from tiny_models import make
-from waiting import deadline, until
+from waiting import deadline
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
@@ -21,14 +21,16 @@ from pedigree.stages.rlvr import weight_transfer
 from pedigree.stages.sampling.engines import Fleet, open_sampler
 from pedigree.stages.sampling.sampler import Generation, Request, Sampler, write_version
 
-LONG = Sampling(temperature=0.7, max_tokens=200)
+TOKENS = 900
+"""Of an answer: it is to be running still when the weights come."""
+LONG = Sampling(temperature=0.7, max_tokens=TOKENS)
 REQUESTS = [Request([*range(3, 20 + number)], number) for number in range(6)]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    found = {name: make(folder / name, seed=seed) for seed, name in enumerate(("old", "new"))}
+    found = {name: make(folder / name, seed=seed, context=1024) for seed, name in enumerate(("old", "new"))}
     write_version(found["new"], 5)
     return found
 
@@ -37,7 +39,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
 def engine(models) -> Iterator[Sampler]:
     numerics = Numerics(threads=1)
     with open_sampler(
-        models["old"], dtype="fp32", context=256, numerics=numerics, placement=PLACEMENT, inline=False, in_flight=True
+        models["old"], dtype="fp32", context=1024, numerics=numerics, placement=PLACEMENT, inline=False, in_flight=True
     ) as opened:
         yield opened
 
@@ -45,13 +47,14 @@ def engine(models) -> Iterator[Sampler]:
 @pytest.mark.slow
 def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models, monkeypatch):
     fleet, running, found = Fleet([engine]), threading.Event(), dict[int, Generation]()
+    given = load_file(models["new"] / "model.safetensors")
     streaming = threading.Thread(
         target=lambda: fleet.answer(REQUESTS, LONG, [], found.__setitem__, lambda _: running.set(), None), daemon=True
     )
     streaming.start()
-    until(running.is_set, 120, alive=streaming.is_alive)
+    assert running.wait(deadline(120))
     monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
-    trainer: Any = SimpleNamespace(rank=0, weights=lambda: load_file(models["new"] / "model.safetensors").items())
+    trainer: Any = SimpleNamespace(rank=0, weights=lambda: given.items())
     sent = []
     for part in weight_transfer.parts(trainer, weight_transfer.HostMemory(trainer), 5):
         fleet.update(part)  # returns while the answers still run, but no token is sampled between two parts
@@ -62,8 +65,8 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
     for place, request in enumerate(REQUESTS):
         one = found[place]
         ((version, start),) = one.changes
-        assert one.version == 0 and version == 5 and 0 < start < len(one.response_ids) == 200
-        assert one.versions == [(0, start), (5, 200 - start)]
+        assert one.version == 0 and version == 5 and 0 < start < len(one.response_ids) == TOKENS
+        assert one.versions == [(0, start), (5, TOKENS - start)]
         old, new = (hf_logprobs(models[name], request, one.response_ids, 0.7) for name in ("old", "new"))
         sampled = torch.tensor(one.logprobs)
         # a KV cache of the old weights would move the later tokens by tenths of a nat
@@ -89,7 +92,7 @@ def test_an_engine_that_refuses_weights_in_flight_fails_its_stream_and_the_load(
 
     streaming = threading.Thread(target=stream, daemon=True)
     streaming.start()
-    until(running.is_set, 120, alive=streaming.is_alive)
+    assert running.wait(deadline(120))
     with pytest.raises(StageError):
         engine.load(broken)
     streaming.join(deadline(60))
