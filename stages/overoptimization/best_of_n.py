@@ -29,13 +29,13 @@ def best_of_n(proxies: Sequence[float], golds: Sequence[float], largest: int) ->
         end += len(shared)
         levels.append((proxy, math.fsum(shared) / len(shared), end))
     curve = []
-    belows = [1] * len(levels)  # sets of n drawn from each level and those below it
+    totals = [1] * len(levels)  # sets of n drawn from each level and those below it
     for n in range(1, largest + 1):
         # C(N, n) = C(N, n - 1) (N - n + 1) / n
-        belows = [below * (end - n + 1) // n for below, (_, _, end) in zip(belows, levels, strict=True)]
+        totals = [below * (end - n + 1) // n for below, (_, _, end) in zip(totals, levels, strict=True)]
         proxy_sum, gold_sum, before = [], [], 0
-        for below, (proxy, gold, _) in zip(belows, levels, strict=True):
-            share = (below - before) / belows[-1]
+        for below, (proxy, gold, _) in zip(totals, levels, strict=True):
+            share = (below - before) / totals[-1]
             proxy_sum.append(share * proxy)
             gold_sum.append(share * gold)
             before = below
