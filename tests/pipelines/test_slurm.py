@@ -13,7 +13,7 @@ from commands import Command, InProcessCommand
 from running_lab import RANKS, Lab, outcomes, read, running_scratch
 from sites import at_work, waits
 from slurm_cluster import Cluster
-from waiting import InThread, until
+from waiting import InThread, deadline, until
 
 from pedigree.data.artifacts.artifacts import read_run, write_json
 from pedigree.pipelines.estimate.estimates import run_seconds
