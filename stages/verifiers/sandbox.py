@@ -181,8 +181,8 @@ class _Work:
             folder = Path(f"/proc/{left.pop()}")
             with suppress(OSError):  # it may end at any time
                 ticks += sum(map(int, (folder / "stat").read_bytes().rpartition(b")")[2].split()[11:15]))
-                self.ready[int(folder.name)] = int((folder / "schedstat").read_text().split()[1])
                 left += [int(child) for file in folder.glob("task/*/children") for child in file.read_text().split()]
+                self.ready[int(folder.name)] = int((folder / "schedstat").read_text().split()[1])  # some kernels have none
         return ticks / os.sysconf("SC_CLK_TCK") + sum(self.ready.values()) / 1e9
 
 
