@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from pedigree.configs.base import problems
+from pedigree.configs.base import problems, texts
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.stages.verifiers import VerifierError, sandbox, verify
 from pedigree.stages.verifiers.programs import code_of
@@ -58,7 +58,7 @@ def by_ordinary_user():
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(bubblewrap, folder / "bwrap")
-        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, problems.__file__)):
+        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, problems.__file__, texts.__file__)):
             where = folder / file.parent.relative_to(ROOT)
             where.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, where)
