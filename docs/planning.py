@@ -7,7 +7,7 @@ from pedigree.configs.base.project import Project
 from pedigree.configs.base.work import SHARE_OF_A_BOUND
 from pedigree.configs.language.execution import ENGINE_OVERHEAD, GPUS, MOST_THREADS, SLOT_BYTES, Machine
 from pedigree.configs.language.recipe import load_recipe
-from pedigree.pipelines.estimate import amounts, estimates, flops, peak_memory
+from pedigree.pipelines.estimate import amounts, estimates, flops, peak_memory, search
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.shapes import FAMILIES, KNOWN
 from pedigree.pipelines.run.opening import load_execution
@@ -39,7 +39,13 @@ no result can have.
 ```console
 $ pedigree plan demo --execution gpu8
 $ pedigree plan demo --execution gpu8 --json
+$ pedigree plan tulu3_8b --execution gpu8 --faster
 ```
+
+**Faster settings.** `--faster` tries all combinations of ZeRO stage, recomputed layers, tokens per pass, GPUs per engine, and, if engines
+generate while ranks train, GPUs of either side. For each stage that would gain more than {worth:.0%}, it prints the fastest ones that take
+at most {room:.0%} of a GPU, as lines for the profile. Nodes, slots and the identity of stages stay. Times are the estimate plus what ranks
+exchange, as if nothing overlapped; *Plan and run* in the report shows how far such an estimate is from a finished run.
 
 **Machine.** [`machine`](profiles.md#machine) in the profile: `{{gpu: h100, gpus_per_node: 8, host_memory_gb: 1024}}`, or explicit numbers.
 Without it, a GPU profile queries the local driver, and a CPU profile the kernel. If the machine remains unknown, the terms are stated and
@@ -160,8 +166,8 @@ unknown number, and the recipe has 100,000; seven of its GPUs trained while answ
 
 ## GPUs
 
-| name | memory, GiB | peak, TFLOP/s (bf16, dense) | bandwidth, GB/s |
-|---|---|---|---|"""
+| name | memory, GiB | peak, TFLOP/s (bf16, dense) | bandwidth, GB/s | to another GPU, GB/s |
+|---|---|---|---|---|"""
 MODELS = """
 ## Models of the hub
 
@@ -178,6 +184,7 @@ def page() -> str:
     head = HEAD.format(
         looked=amounts.LOOKED_AT, characters=amounts.CHARACTERS, turn=amounts.TURN, start=estimates.START_S,
         none=cpu["none"], torch=cpu["torch"], vllm=cpu["vllm"], both=cpu["deepspeed+vllm"], rows=estimates.ROWS_A_SECOND,
+        room=search.ROOM, worth=1 - search.WORTH,
         share=100 * flops.CPU_UTILIZATION, bound=100 * SHARE_OF_A_BOUND, slot=SLOT_BYTES / peak_memory.GIB, threads=MOST_THREADS,
     )  # fmt: skip
     lines = [head]
@@ -187,7 +194,9 @@ def page() -> str:
     lines.append(ERROR)
     lines += [f"| {r} | {z} | {d} | {t} | {p:.2f} GB | {m:.2f} GB | {p / m:.2f} |" for r, z, d, t, p, m in MEASURED]
     lines.append(CARRIES_OVER.format(jobs=JOBS, recipe=PUBLISHED, utilization=Machine().utilization, published=_published()))
-    lines += [f"| `{name}` | {gpu.memory_gb:g} | {gpu.peak_tflops:g} | {gpu.bandwidth_gbs:g} |" for name, gpu in GPUS.items()]
+    lines += [
+        f"| `{name}` | {gpu.memory_gb:g} | {gpu.peak_tflops:g} | {gpu.bandwidth_gbs:g} | {gpu.link_gbs:g} |" for name, gpu in GPUS.items()
+    ]
     lines.append(MODELS)
     lines += [
         f"| {name} | {s.parameters:,} | {s.layers} | {s.hidden} | {s.heads} | {s.kv_heads} | {s.ffn} | {s.vocabulary} |"

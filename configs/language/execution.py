@@ -46,19 +46,21 @@ class Gpu(NamedTuple):
     peak_tflops: float
     """Dense bf16."""
     bandwidth_gbs: float
+    link_gbs: float
+    """To another GPU of the node, in one direction: NVLink, else PCI Express."""
 
 
 GPUS: dict[str, Gpu] = {
-    "a100-40gb": Gpu(40, 312, 1555),
-    "a100-80gb": Gpu(80, 312, 2039),
-    "h100": Gpu(79.6, 989, 3350),
-    "h100-pcie": Gpu(79.6, 756, 2000),
-    "h200": Gpu(140.4, 989, 4800),
-    "b200": Gpu(178.4, 2250, 8000),
-    "l40s": Gpu(45, 362, 864),
-    "a10g": Gpu(22.5, 70, 600),
-    "l4": Gpu(22.5, 121, 300),
-    "rtx4090": Gpu(24, 165, 1008),
+    "a100-40gb": Gpu(40, 312, 1555, 300),
+    "a100-80gb": Gpu(80, 312, 2039, 300),
+    "h100": Gpu(79.6, 989, 3350, 450),
+    "h100-pcie": Gpu(79.6, 756, 2000, 64),
+    "h200": Gpu(140.4, 989, 4800, 450),
+    "b200": Gpu(178.4, 2250, 8000, 900),
+    "l40s": Gpu(45, 362, 864, 32),
+    "a10g": Gpu(22.5, 70, 600, 32),
+    "l4": Gpu(22.5, 121, 300, 32),
+    "rtx4090": Gpu(24, 165, 1008, 32),
 }
 """Profile name → specifications."""
 

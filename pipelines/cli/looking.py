@@ -21,6 +21,7 @@ def plan(
     until: options.Until = None,
     force: options.Force = None,
     execution: options.Profile = None,
+    faster: Annotated[bool, typer.Option("--faster", help="Search the profile's settings for faster ones that fit its GPUs.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a run would do, why, and what it needs.
@@ -28,7 +29,7 @@ def plan(
     Lists stale stages with estimates of memory, tokens, time and disk. Exit code 1 if a stage cannot succeed, or does not fit into the
     memory of the profile's machine; `run` refuses such a stage.
     """
-    from pedigree.pipelines.cli.plan import print_plan
+    from pedigree.pipelines.cli.plan import print_faster, print_plan
     from pedigree.pipelines.cli.progress import StatusLine, measured_by
     from pedigree.pipelines.run import planning, plans
     from pedigree.pipelines.run.opening import open_run
@@ -40,12 +41,14 @@ def plan(
             context = open_run(project, request, looking=True, watch=telling.watch)
             chosen, forced = plans.selection(context, request)
             planned = plans.plan(context, chosen, forced)
-            rows = planning.rows_of(context, planned, forced, measured_by(telling))
+            rows = planning.rows_of(context, planned, forced, measured_by(telling), faster)
         found = planning.run_plan(context, rows)
         if as_json:
             emit("plan", found, context.graph)
         else:
             print_plan(context, recipe, found, chosen)
+            if faster:
+                print_faster(found)
         refused = planning.refused(rows)
         for line in refused:
             echo(line, file=sys.stderr)

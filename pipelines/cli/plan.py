@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import Amount
-from pedigree.configs.language.execution import Execution
+from pedigree.configs.language.execution import PARTS, Execution
 from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
 from pedigree.data.host.machine import has_bf16_units
 from pedigree.data.sources.model_folders import own_template
@@ -14,6 +14,7 @@ from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.estimate.machines import this_cpu, this_memory
 from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.schedule import TimeLeft
+from pedigree.pipelines.importing.description import flow
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.publish import comparison
 from pedigree.pipelines.quantities import counted, duration, rough, size
@@ -103,6 +104,19 @@ def _print_published(context: RunContext, plan: RunPlan) -> None:
             echo("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
     if published.sources:
         echo("\nThis recipe follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
+
+
+def print_faster(plan: RunPlan) -> None:
+    """Print faster settings as a profile's `stages`."""
+    found = [(row.node.name, row.faster) for row in plan.stages if row.faster]
+    if not found:
+        echo("\nNo other settings would be faster by more than 5 %, by the estimate.")
+        return
+    echo("\nFaster settings, by the estimate; for the profile:\n\nstages:")
+    for name, faster in found:
+        settings = {part: dict(each) for part in PARTS if (each := getattr(faster, part))}
+        share = "fits" if faster.time_share is None else f"{100 * faster.time_share:.0f} % of the time"
+        echo(f"  {name}: {flow(settings)} # {share}, {size(faster.peak_bytes)} of each GPU")
 
 
 def needs_cells(row: PlannedStage) -> tuple[str, ...] | None:

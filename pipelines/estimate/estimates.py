@@ -143,7 +143,7 @@ class Estimates:
         """Estimate under other settings; `new` ignores the stage's own last run."""
         engines = placement.engines if node.declaration.opens_engines(node.config) else 1
         setting = Setting(numerics, engines, hardware_of(numerics.device, self.execution.machine))
-        amounts, facts = self._facts(node)
+        amounts, facts = self.work_of(node)
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
             return Estimate(node, setting.hardware, amounts, None, None, facts or "", time)
@@ -160,19 +160,20 @@ class Estimates:
             misfit=misfit(trial),
         )  # fmt: skip
 
-    def _facts(self, node: Node) -> tuple[Amounts, Facts | str | None]:
+    def work_of(self, node: Node) -> tuple[Amounts, Facts | str | None]:
+        """How much work a stage has, and with which models; a text says why the latter are unknown, None that there are none."""
         if node.address not in self._known:
             amounts = amounts_of(self.project, self.graph, node)
             self._known[node.address] = amounts, facts_of(self.project, self.graph, node, amounts, self.due)
         return self._known[node.address]
 
     def _operations(self, node: Node, checkpointing: bool) -> float | None:
-        amounts, facts = self._facts(node)
+        amounts, facts = self.work_of(node)
         return operations(amounts, facts if isinstance(facts, Facts) else None, checkpointing)
 
     def _time(self, node: Node, setting: Setting, new: bool) -> Time | None:
         size = self._operations(node, setting.numerics.gradient_checkpointing)
-        amounts, facts = self._facts(node)
+        amounts, facts = self.work_of(node)
         own = None if new else self._finished.get(node.address)
         if own is not None and own.alike(setting):
             return Time(own.seconds * (size / own.operations if size and own.operations else 1), "its last run")
@@ -185,13 +186,13 @@ class Estimates:
             return None
         if setting.hardware.device == "cpu":
             return self._on_this_cpu(node, setting, size)
-        assumed = self._assumed(amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
+        found = assumed(amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
         how = f"utilization {setting.hardware.utilization:g} of the GPU's peak"
-        return Time(START_S + assumed.total, how + assumed.busy) if assumed and assumed.total else None
+        return Time(START_S + found.total, how + found.busy) if found and found.total else None
 
     def _on_this_cpu(self, node: Node, setting: Setting, size: float | None) -> Time | None:
         """Time from this machine's measured matmul speed; None if that or the workload is unknown."""
-        amounts, facts = self._facts(node)
+        amounts, facts = self.work_of(node)
         start = CPU_START_S[node.declaration.engine]
         only_names = node.output in MODELS and node.declaration.engine == "none"
         if only_names or isinstance(getattr(node.config, "source", None), PackagedModel | RandomLlama):  # no download of unknown duration
@@ -204,40 +205,9 @@ class Estimates:
         dtype = engine_dtype(facts.sampling, setting.numerics) if facts.sampling else facts.dtype
         ranks = setting.numerics.ranks_per_node if facts.training else setting.numerics.tensor_parallel * setting.engines
         hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
-        seconds = self._assumed(amounts, facts, replace(setting, hardware=hardware), size)
+        seconds = assumed(amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
         return Time(start + seconds.total * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds and seconds.total else None
-
-    @staticmethod
-    def _assumed(amounts: Amounts, facts: Facts, setting: Setting, size: float) -> "Seconds | None":
-        """From the speed of the hardware."""
-        hardware, numerics, generating, training = setting.hardware, setting.numerics, 0.0, 0.0
-        if hardware.peak is None or not facts.computes:
-            return None
-        plan = facts.sampling
-        if plan is not None:
-            if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
-                return None
-            dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
-            block = flops.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
-            alone = min(amounts.requests.value, plan.chunk or plan.together)  # a chunk is not split across engines
-            generating = flops.generation(
-                facts.served or facts.policy,
-                requests=max(amounts.requests.value / setting.engines, alone),
-                together=plan.together,
-                prompt=prompt,
-                computed=flops.unshared(prompt, plan.samples, block),
-                answer=amounts.answer,
-                size=SIZES[dtype],
-                ranks=workers,
-                peak=hardware.peak,
-                utilization=hardware.utilization,
-                bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
-            )
-        if plan is None or facts.training:
-            ranks = numerics.world_size if facts.training else setting.engines * numerics.tensor_parallel
-            training = flops.seconds(size, ranks, hardware.peak, hardware.utilization)
-        return Seconds(generating, training, plan is not None and plan.beside and hardware.device == "cuda")
 
     @cached_property
     def _rates(self) -> Rates | None:
@@ -253,7 +223,7 @@ class Estimates:
             seconds = run_seconds(run)
             if run is not None and seconds:
                 checkpointing = bool(run.numerics.get("gradient_checkpointing"))
-                of_models = isinstance(self._facts(node)[1], Facts)
+                of_models = isinstance(self.work_of(node)[1], Facts)
                 found[node.address] = Past(node, run, seconds, self._operations(node, checkpointing), of_models)
         return found
 
@@ -288,6 +258,37 @@ class Past:
             return bool(ran.gpus) and hardware.gpu is not None and gpu_named(ran.gpus[0])[0] == hardware.gpu
         threads = self.run.numerics.get("threads") == setting.numerics.threads
         return threads and (ran.cpu, ran.cores) == (hardware.cpu, hardware.cores)
+
+
+def assumed(amounts: Amounts, facts: Facts, setting: Setting, size: float) -> Seconds | None:
+    """Time of a stage's work from the speed of the hardware, None if that or the work is unknown."""
+    hardware, numerics, generating, training = setting.hardware, setting.numerics, 0.0, 0.0
+    if hardware.peak is None or not facts.computes:
+        return None
+    plan = facts.sampling
+    if plan is not None:
+        if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
+            return None
+        dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
+        block = flops.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
+        alone = min(amounts.requests.value, plan.chunk or plan.together)  # a chunk is not split across engines
+        generating = flops.generation(
+            facts.served or facts.policy,
+            requests=max(amounts.requests.value / setting.engines, alone),
+            together=plan.together,
+            prompt=prompt,
+            computed=flops.unshared(prompt, plan.samples, block),
+            answer=amounts.answer,
+            size=SIZES[dtype],
+            ranks=workers,
+            peak=hardware.peak,
+            utilization=hardware.utilization,
+            bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
+        )
+    if plan is None or facts.training:
+        ranks = numerics.world_size if facts.training else setting.engines * numerics.tensor_parallel
+        training = flops.seconds(size, ranks, hardware.peak, hardware.utilization)
+    return Seconds(generating, training, plan is not None and plan.beside and hardware.device == "cuda")
 
 
 def operations(amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:

@@ -30,6 +30,8 @@ class Hardware:
     """Operations per second of one GPU, or of the threads of one rank."""
     bandwidth: float | None = None
     """Memory bandwidth in bytes per second."""
+    link: float | None = None
+    """Bytes per second to another GPU of the node, in one direction."""
     gpus_per_node: int = 8
     host_bytes: int | None = None
     utilization: float = 0.3
@@ -70,6 +72,7 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
         gpu_bytes=int(memory * GIB) if memory else None,
         peak=peak * 1e12 if peak else None,
         bandwidth=bandwidth * 1e9 if bandwidth else None,
+        link=table.link_gbs * 1e9 if table and table.link_gbs else None,
         gpus_per_node=machine.gpus_per_node,
         host_bytes=host,
         utilization=machine.utilization,
@@ -88,7 +91,7 @@ def gpu_named(line: str) -> tuple[str | None, Gpu | None]:
         key = "a100-40gb"
     table = GPUS.get(key or "")
     if table is None:
-        return None, Gpu(gib, 0, 0) if gib else None
+        return None, Gpu(gib, 0, 0, 0) if gib else None
     return key, table._replace(memory_gb=gib or table.memory_gb)
 
 

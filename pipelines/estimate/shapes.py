@@ -104,6 +104,11 @@ class Shape:
         return self.experts_per_token * self.expert_ffn + self.shared_ffn if self.experts else self.ffn
 
     @property
+    def divided(self) -> tuple[int, int, int, int]:
+        """What the ranks of an engine divide, as `unservable` takes it; experts are divided by number, not by width."""
+        return self.heads, self.kv_heads, self.head_dim, 0 if self.experts else self.ffn
+
+    @property
     def largest(self) -> int:
         """Parameters of the largest single weight."""
         return max(self.embedding, self.hidden * max(self.ffn, self.heads * self.head_dim))

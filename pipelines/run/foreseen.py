@@ -277,8 +277,7 @@ def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
     """Models that an engine refuses."""
     served, sampling, lora = facts.served, facts.sampling, getattr(node.config, "lora", None)
     if served and sampling:
-        shape = (served.heads, served.kv_heads, served.head_dim, 0 if served.experts else served.ffn)
-        problem = unservable(*shape, numerics.device, numerics.tensor_parallel)
+        problem = unservable(*served.divided, numerics.device, numerics.tensor_parallel)
         yield from [problem] if problem else []
         prompt = sampling.max_prompt or 1
         if served.context and prompt + sampling.answer > served.context:

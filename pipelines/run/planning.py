@@ -4,7 +4,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import PlainSerializer
@@ -20,6 +20,7 @@ from pedigree.pipelines.estimate.amounts import count_of, longer_share
 from pedigree.pipelines.estimate.estimates import Estimate, Estimates, document_of
 from pedigree.pipelines.estimate.rates import Rates, known
 from pedigree.pipelines.estimate.schedule import TimeLeft, outlook
+from pedigree.pipelines.estimate.search import Faster, faster
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.json_documents import ONE_WORD, Hidden, Opaque, rounded
 from pedigree.pipelines.lineage.ancestry import opened
@@ -54,6 +55,8 @@ class PlannedStage(StageSummary):
     shortfall and `remedies`, or null). `memory`: `per_rank`, `loading` and, of `rlvr` on GPUs, `rollouts` (term → bytes), `peak_bytes`,
     `bound_bytes`, `ranks`, `host_bytes_per_rank`, `tokens_a_pass`; `engine` of stages with vLLM: `ranks`, `weights`, `overhead`,
     `kv_cache`, `least_kv_cache`, `share_bytes`, `room_for_kv_cache`. Formulas: [plan.md](plan.md)."""
+    faster: Faster | None = None
+    """With `--faster`: the settings under which it would finish first; null if the profile's are as good."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,20 @@ class Sizes:
 
 
 def rows_of(
-    run: RunContext, planned: Collection[Plan], forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
+    run: RunContext,
+    planned: Collection[Plan],
+    forced: Collection[str] = (),
+    rates: Callable[[], Rates | None] = known,
+    search: bool = False,
 ) -> list[PlannedStage]:
-    """Return one row per planned stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
+    """Return one row per planned stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates; `search`: with
+    faster settings of the stages to run."""
     stale = {entry.node.address for entry in planned if entry.reasons}
     estimates = Estimates(run.project, run.graph, run.execution, rates, stale)
     sizes = Sizes(run.project, run.graph, estimates)
     cached = restorable(run, planned, forced)
-    return [_row(run, entry, stale, cached, sizes) for entry in planned]
+    rows = [_row(run, entry, stale, cached, sizes) for entry in planned]
+    return [replace(row, faster=faster(estimates, row.node)) if row.state not in JOBLESS else row for row in rows] if search else rows
 
 
 def run_plan(run: RunContext, rows: Sequence[PlannedStage]) -> RunPlan:
