@@ -39,7 +39,9 @@ class Faster:
     """Settings that replace the profile's for a stage, by the estimate."""
 
     numerics: Mapping[str, Any]
+    """Those that differ from the profile's."""
     placement: Mapping[str, Any]
+    """Likewise."""
     time_share: float | None
     """Its time relative to that under the profile; null if it does not fit under the profile."""
     peak_bytes: int
