@@ -15,8 +15,12 @@ PATTERNS = {
     "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
     "a password in a URL": r"(?i)\b[a-z][a-z0-9+.-]*://(?:[^\s/:@]*:[^\s/@:{}$<>]+@|\S*[?&](?:password|passwd|token|secret|api_?key)=[^\s&{}$<>]+)",
+    # a changed line of a patch, unless the value is a variable, a placeholder, a special token of a model, or a path
+    "a password or key in a file of settings": (
+        r"(?m)^[+-](?:export )?[A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD|AUTH_STRING)=(?![\"']?[$<{\[/])\S{8}"
+    ),
 }
-NAMES = re.compile(r"(?i)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+NAMES = re.compile(r"(?i)(?:TOKEN|KEY|SECRET|PASSWORD|AUTH_STRING)$")
 """Name endings of environment variables with secret values."""
 SHORTEST = 8
 """Minimum length in characters: shorter values would match ordinary words."""

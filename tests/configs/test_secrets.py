@@ -39,10 +39,12 @@ def test_ordinary_text_holds_none():
 
 
 def test_values_of_secret_variables_are_found_by_name(monkeypatch):
-    variables = {"SERVICE_TOKEN": "plain-looking", "db_password": "correct horse", "SHORT_KEY": "seven77", "EDITOR": "plain-looking"}
+    variables = {"SERVICE_TOKEN": "plain-looking", "db_password": "correct horse", "API_AUTH_STRING": "admin:battery",
+                 "SHORT_KEY": "seven77", "EDITOR": "plain-looking"}  # fmt: skip
     found = secret_variables(variables)
     assert find_secrets("a plain-looking value", found) == ["the value of the environment variable SERVICE_TOKEN"]
     assert find_secrets("correct horse", found) == ["the value of the environment variable db_password"]
+    assert find_secrets("admin:battery", found) == ["the value of the environment variable API_AUTH_STRING"]
     assert find_secrets("seven77", found) == []
     monkeypatch.setenv("SERVICE_TOKEN", "plain-looking")
     assert find_secrets("plain-looking") == ["the value of the environment variable SERVICE_TOKEN"]

@@ -95,6 +95,16 @@ def test_new_files_are_counted_and_neither_named_nor_kept_unless_asked(repositor
     assert "+dear diary" in asked["patch"] and "new_files" not in asked and asked["patch_sha256"] != state["patch_sha256"]
 
 
+def test_a_password_in_a_file_of_settings_stays_out_of_the_patch(repository):
+    (repository / ".env").write_text("PREFECT_PORT=4200\nPREFECT_DB_PASSWORD=correct-horse-9\n")
+    state = code_state(repository, new_files=True)
+    assert "correct-horse" not in str(state) and "a password or key in a file of settings" in state["patch_left_out"]
+    (repository / ".env").write_text("export PREFECT_SERVER_API_AUTH_STRING='admin:correct-horse'\n")
+    assert "correct-horse" not in str(code_state(repository, new_files=True))
+    (repository / ".env").write_text("PREFECT_DB_PASSWORD=${OF_THE_DATABASE}\nPAD_TOKEN=<|endoftext|>\nSSH_KEY=/home/somebody/key\n")
+    assert "+PAD_TOKEN" in code_state(repository, new_files=True)["patch"]
+
+
 def test_equal_trees_have_equal_patches_under_any_settings_of_git(repository):
     (repository / "a.py").write_text("\n".join(map(str, range(30))) + "\n")
     git(repository, "commit", "-qam", "long")
