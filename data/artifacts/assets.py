@@ -35,17 +35,30 @@ def folder() -> Path:
     return cache_folder() / "assets"
 
 
-@cache
 def path(name: str) -> Path:
-    """An asset's file, verified once per process. Raises PedigreeError if it was not fetched, or is damaged."""
-    asset, remedy = ASSETS[name], set_up(f"python -m pedigree.data.artifacts.assets {name}")
+    """An asset's file, verified once per process. Raises PedigreeError with the remedy if it was not fetched, or is damaged."""
+    try:
+        return verified(name)
+    except PedigreeError as error:
+        raise PedigreeError(f"{error}: {remedy([name])}") from error
+
+
+@cache
+def verified(name: str) -> Path:
+    """As `path`, but without the remedy, for checks of several assets."""
+    asset = ASSETS[name]
     file = _place(asset)
     if not file.is_file():
-        raise PedigreeError(f"asset {name} is not on this machine ({file}): {remedy}")
+        raise PedigreeError(f"asset {name} is not on this machine ({file})")
     found = sha256_file(file)
     if found != asset.sha256:
-        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and {remedy}")
+        raise PedigreeError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it")
     return file
+
+
+def remedy(names: Iterable[str]) -> str:
+    """How to fetch these assets."""
+    return set_up(f"python -m pedigree.data.artifacts.assets {' '.join(names)}")
 
 
 def fetch(names: Iterable[str] | None = None) -> list[Path]:

@@ -6,6 +6,7 @@ from pedigree.configs.base.texts import command
 from pedigree.configs.base.work import Amount
 from pedigree.configs.language.execution import PARTS, Execution
 from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
+from pedigree.data.artifacts import assets
 from pedigree.data.host.machine import has_bf16_units
 from pedigree.data.sources.model_folders import own_template
 from pedigree.pipelines.cli.console import echo, print_table
@@ -19,6 +20,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.publish import comparison
 from pedigree.pipelines.quantities import counted, duration, rough, size
 from pedigree.pipelines.run.checks import all_done
+from pedigree.pipelines.run.needed_assets import missing_assets
 from pedigree.pipelines.run.pins import unpinned
 from pedigree.pipelines.run.planning import JOBLESS, PlannedStage, RunPlan, refused
 
@@ -44,6 +46,9 @@ def print_plan(context: RunContext, recipe: str, plan: RunPlan, chosen: Collecti
     if found := unpinned(context.graph, chosen):
         echo(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
         echo(f"Run {command('pin', context.graph.source)} to write their newest commits into the recipe; `run` requires it.")
+    due = {row.address for row in plan.stages if row.state in ("will run", "depends")}
+    if lacking := dict.fromkeys(name for _, name, _ in missing_assets(context.graph, due, context.execution)):
+        echo(f"\nNot on this machine yet: {', '.join(lacking)}. To fetch them, {assets.remedy(lacking)}; `run` requires it.")
 
 
 def _print_stages(context: RunContext, recipe: str, plan: RunPlan) -> None:

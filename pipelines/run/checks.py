@@ -29,6 +29,7 @@ from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node, shown_name
 from pedigree.configs.methods.external import External, missing_program
 from pedigree.configs.methods.language_model import endpoints, key_variable
+from pedigree.data.artifacts import assets
 from pedigree.data.host.machine import has_gpu
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.jobs import checkpoint_store, kubernetes_client, ray_launcher, slurm_client
@@ -37,7 +38,8 @@ from pedigree.pipelines.jobs.kubernetes_manifest import preview
 from pedigree.pipelines.jobs.slots import too_few_gpus
 from pedigree.pipelines.quantities import counted, size
 from pedigree.pipelines.run.foreseen import contradictions, must_fail, of_stages
-from pedigree.pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pedigree.pipelines.run.needed_assets import missing_assets
+from pedigree.pipelines.run.pins import refuse_unpinned, refuse_unreachable
 from pedigree.pipelines.run.planning import Sizes
 from pedigree.pipelines.run.plans import Plan, plan, restorable
 
@@ -66,8 +68,8 @@ def checked_plan(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
         refuse_missing_engines(run.graph, due, run.execution)
         refuse_missing_trackers(run.execution)
         refuse_unreachable(run.graph, due)
-        refuse_missing_assets(run.graph, due)
         cached = cache(lambda: restorable(run, planned, forced))
+        refuse_missing_assets(run.graph, due, run.execution, cached)
         refuse_what_must_fail(run, due, cached)
         refuse_what_cannot_fit(run, planned, cached)
         refuse_what_is_not_there(run, due, cached)
@@ -202,6 +204,13 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
+
+
+def refuse_missing_assets(graph: Graph, addresses: Collection[str], execution: Execution, cached: Cached = frozenset) -> None:
+    """Refuse to start if a stage that is due, and not restored from the cache, opens a packaged asset that this machine lacks."""
+    found = [entry for entry in missing_assets(graph, addresses, execution) if entry[0].address not in cached()]
+    remedy = assets.remedy(dict.fromkeys(name for _, name, _ in found))
+    _refuse(graph, ((node, f"{problem}: {remedy}") for node, _, problem in found))
 
 
 def refuse_missing_trackers(execution: Execution) -> None:

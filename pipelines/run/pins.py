@@ -10,19 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pedigree.configs.base.document import ConfigError, Problem
-from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.hub_names import PIN_ME
-from pedigree.configs.base.packaged import EMBEDDER
-from pedigree.configs.base.problems import PedigreeError, UsageProblem
+from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.texts import command
-from pedigree.configs.judging.rephrased import FindRephrased
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from pedigree.configs.language.recipe import load_recipes, recipe_file
 from pedigree.configs.language.stated_sources import hub_sources
-from pedigree.configs.rows.overlap_criteria import Decontaminate
-from pedigree.data.artifacts import assets
 from pedigree.data.sources import hub
 from pedigree.data.sources.hub import Repository
 from pedigree.data.sources.model_folders import DESCRIBING
@@ -90,22 +85,6 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
             problems.append(Problem(graph.recipe, None, f"{', '.join(stages)}: {error}"))
     if problems:
         raise ConfigError(problems)
-
-
-def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
-    """Refuse to start if a stage needs the embedding model and it is not on this machine, or damaged."""
-    due = sorted(address for address in addresses if _embeds(graph.nodes[address].config))
-    if not due:
-        return
-    try:
-        for name in EMBEDDER.values():
-            assets.path(name)
-    except PedigreeError as error:
-        raise ConfigError([Problem(graph.recipe, None, f"{', '.join(due)}: {error}")]) from error
-
-
-def _embeds(config: Frozen) -> bool:
-    return isinstance(config, FindRephrased) or (isinstance(config, Decontaminate) and config.embedded is not None)
 
 
 def pin(project: Project, recipe: str) -> list[Pinned]:

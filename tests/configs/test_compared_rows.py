@@ -14,7 +14,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.rehearsal.shrinking import rehearsed
 from pedigree.pipelines.estimate.amounts import amounts_of
-from pedigree.pipelines.run import checks, pins
+from pedigree.pipelines.run import checks
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
 TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"
@@ -105,9 +105,9 @@ def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path,
     def missing(name):
         raise PedigreeError(f"{name} is not here")
 
-    monkeypatch.setattr(pins.assets, "path", missing)
-    with pytest.raises(ConfigError, match="made/asked, made/last: wordllama-256 is not here"):
-        pins.refuse_missing_assets(graph, graph.nodes)
+    monkeypatch.setattr(checks.assets, "verified", missing)
+    with pytest.raises(ConfigError, match="stages asked, last: wordllama-256 is not here: run `"):
+        checks.refuse_missing_assets(graph, graph.nodes, Execution(slots=1))
     monkeypatch.setattr(checks, "find_spec", lambda package: None if package == "vllm" else package)
     with pytest.raises(ConfigError, match="asked, scores: needs vllm, not installed"):
         checks.refuse_missing_engines(graph, ["made/asked", "made/last", "made/scores"], Execution(slots=1))

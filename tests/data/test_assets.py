@@ -36,7 +36,7 @@ def publish(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
-    assets.path.cache_clear()
+    assets.verified.cache_clear()
 
     def declare(content: bytes = b"data", archive_sha256: str | None = None, member_sha256: str | None = None):
         packed = wheel(content)
@@ -51,7 +51,7 @@ def publish(tmp_path, monkeypatch):
         monkeypatch.setattr(assets, "ASSETS", {"test": asset})
 
     yield declare
-    assets.path.cache_clear()
+    assets.verified.cache_clear()
 
 
 def test_fetching_gives_the_file_once_and_a_damaged_one_is_not_handed_out(publish, tmp_path, monkeypatch, capsys):
@@ -66,7 +66,7 @@ def test_fetching_gives_the_file_once_and_a_damaged_one_is_not_handed_out(publis
     assert "present" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob(".download-*"))
     assets.path("test").write_bytes(b"dat@")
-    assets.path.cache_clear()
+    assets.verified.cache_clear()
     with pytest.raises(PedigreeError, match="is damaged"):
         assets.path("test")
 

@@ -23,7 +23,7 @@ def project(tmp_path, monkeypatch) -> Project:
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(doctor, "LOCKS", tmp_path / "requirements")
     (tmp_path / "requirements" / "cpu.txt").write_text("# comment\npyyaml==6.0.3\n")
-    doctor.assets.path.cache_clear()
+    doctor.assets.verified.cache_clear()
     return Project(tmp_path)
 
 
