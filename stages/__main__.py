@@ -24,6 +24,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from pedigree.data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from pedigree.data.host.faults import fault_point
+from pedigree.data.host.machine import has_gpu
 from pedigree.data.host.process import die_with, leave, peak_memory, uncollected
 from pedigree.data.store.durable import sync_tree
 from pedigree.data.store.storage import StoreError
@@ -193,7 +194,7 @@ def load_stage(kind: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "pedigree":
             raise
-        raise StageError(f"the library {error.name} is not installed: {missing('train,serve')}") from error
+        raise StageError(f"the library {error.name} is not installed: {missing('train,serve', gpu=has_gpu())}") from error
 
 
 def check_code(spec: JobSpec) -> None:

@@ -69,7 +69,7 @@ def examine(project: Project) -> list[Diagnosis]:
         _tools,
         lambda: [_lock(bool(found))],
         lambda: [_torch(bool(found))],
-        lambda: [_library(name) for name in LIBRARIES if name != "torch"],
+        lambda: [_library(name, bool(found)) for name in LIBRARIES if name != "torch"],
         lambda: [_asset(name) for name in ASSETS],
         lambda: [_gpus(found)],
         lambda: [Diagnosis("determinism", True, ON_GPUS if found else ON_CPUS), _cpu()],
@@ -81,7 +81,7 @@ def examine(project: Project) -> list[Diagnosis]:
         try:
             findings += check()
         except Exception as error:  # a broken installation can raise anything; the other checks are still useful
-            findings.append(Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve")))
+            findings.append(Diagnosis("check", False, f"{type(error).__name__}: {error}", missing("train,serve", gpu=bool(found))))
     return findings
 
 
@@ -131,7 +131,7 @@ def _lock(gpu: bool) -> Diagnosis:
 def _torch(gpu: bool) -> Diagnosis:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return Diagnosis("torch", False, "missing", missing("train"))
+        return Diagnosis("torch", False, "missing", missing("train", gpu=gpu))
     version = importlib.metadata.version("torch")
     built = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", (Path(spec.origin).parent / "version.py").read_text(), re.MULTILINE)
     value = f"{version}, built for {'CUDA ' + built[1] if built else 'the CPU'}"
@@ -149,15 +149,15 @@ def _gpus(found: Sequence[str]) -> Diagnosis:
     return Diagnosis("GPUs", False, "; ".join(found), remedy)
 
 
-def _library(name: str) -> Diagnosis:
+def _library(name: str, gpu: bool) -> Diagnosis:
     if importlib.util.find_spec(name) is None:
-        return Diagnosis(name, False, "missing", missing("train,serve"))
+        return Diagnosis(name, False, "missing", missing("train,serve", gpu=gpu))
     for package in (name, f"{name}-cpu"):
         try:
             return Diagnosis(name, True, f"{importlib.metadata.version(package)}{' for the CPU' if package != name else ''}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Diagnosis(name, False, "importable, but not installed by pip", missing("train,serve"))
+    return Diagnosis(name, False, "importable, but not installed by pip", missing("train,serve", gpu=gpu))
 
 
 def _asset(name: str) -> Diagnosis:

