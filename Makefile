@@ -109,7 +109,7 @@ stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) $(or $(MADE_IN),$(CURDIR
 
 VENV := $(call stamp,venv,/dev/null)
 TORCH := $(call stamp,torch,$(LOCK))
-PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
+PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt requirements/cuda_links.py)
 BYTECODE := $(call stamp,bytecode,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
 ASSETS := $(call stamp,assets,configs/base/packaged.py data/artifacts/assets.py)
@@ -171,6 +171,7 @@ endif
 $(PACKAGES): $(TORCH)
 	@$(call begin,$(COUNT) packages of $(LOCK) and what the tests need)
 	$(INSTALL) $(LOCK) requirements/dev.txt
+	.venv/bin/python requirements/cuda_links.py
 	built=$$(grep -q '^cuda.*= None' .venv/lib/python*/site-packages/torch/version.py && echo cpu || echo gpu)
 	if [ $$built != $(DEVICE) ]; then
 		echo "torch is built for $$built: run \`make clean\`, then \`make setup DEVICE=$$built\`" >&2

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -32,6 +33,7 @@ from pedigree.pipelines.cli.slurm_doctor import examine_slurm
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.rates import known
 from pedigree.pipelines.estimate.schedule import outlook
+from pedigree.pipelines.jobs.job_environment import can_link, cuda_of_wheels
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.opening import load_execution
 
@@ -71,7 +73,7 @@ def examine(project: Project) -> list[Diagnosis]:
         lambda: [_torch(bool(found))],
         lambda: [_library(name, bool(found)) for name in LIBRARIES if name != "torch"],
         lambda: [_asset(name) for name in ASSETS],
-        lambda: [_gpus(found)],
+        lambda: [_gpus(found), *_cuda()],
         lambda: [Diagnosis("determinism", True, ON_GPUS if found else ON_CPUS), _cpu()],
         lambda: _demo(project),
         lambda: [_disk(project.root), _remote(project.root)],
@@ -147,6 +149,17 @@ def _gpus(found: Sequence[str]) -> Diagnosis:
         return Diagnosis("GPUs", True, "; ".join(found) or "none: stages run on the CPU")
     remedy = f"the lock's CUDA {CUDA} needs driver {LEAST_DRIVER} or later: update the driver"
     return Diagnosis("GPUs", False, "; ".join(found), remedy)
+
+
+def _cuda() -> list[Diagnosis]:
+    """Check that kernels can be compiled at run time, where NVIDIA's wheels are installed."""
+    home = cuda_of_wheels()
+    if home is None:
+        return []
+    if can_link(home):
+        return [Diagnosis("CUDA", True, str(home))]
+    remedy = set_up(f"python {shlex.quote(str(LOCKS / 'cuda_links.py'))}")
+    return [Diagnosis("CUDA", False, f"{home} has no lib64/libcudart.so: vLLM runs without flashinfer's kernels", remedy)]
 
 
 def _library(name: str, gpu: bool) -> Diagnosis:

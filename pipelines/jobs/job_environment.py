@@ -87,12 +87,23 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
 
 def _compiler() -> dict[str, str]:
     """Variables by which flashinfer, which compiles at run time, finds the ninja of this environment, and the lock's compiler
-    if no other is set. Without them, vLLM chooses other kernels."""
+    if no other is set. Without them, or where it could compile but not link, vLLM chooses other kernels."""
     path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
     if any(name in os.environ for name in ("CUDA_HOME", "CUDA_PATH")):
         return path
+    home = cuda_of_wheels()
+    return path | ({"CUDA_HOME": str(home)} if home and can_link(home) else {})
+
+
+def cuda_of_wheels() -> Path | None:
+    """The folder in which NVIDIA's wheels put CUDA and its compiler, if they are installed."""
     with suppress(PackageNotFoundError):
         for file in distribution("nvidia-cuda-nvcc").files or ():
             if file.match("bin/nvcc"):
-                return path | {"CUDA_HOME": str(distribution("nvidia-cuda-nvcc").locate_file(file.parent.parent))}
-    return path
+                return Path(str(distribution("nvidia-cuda-nvcc").locate_file(file.parent.parent)))
+    return None
+
+
+def can_link(home: Path) -> bool:
+    """Whether it has the names that a linker looks for, which `requirements/cuda_links.py` gives it."""
+    return (home / "lib64" / "libcudart.so").exists()

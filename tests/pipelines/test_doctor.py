@@ -44,6 +44,16 @@ def test_a_missing_compiler_is_a_finding_with_a_remedy(project):
     assert "apt-get install g++`" in found.remedy and "dnf install gcc-c++`" in found.remedy
 
 
+def test_cuda_that_a_linker_does_not_find_is_a_finding(project, monkeypatch):
+    assert not [found for found in doctor.examine(project) if found.name == "CUDA"]  # this machine has no such wheels
+    monkeypatch.setattr(doctor, "cuda_of_wheels", lambda: project.root / "cu13")
+    found = finding(project, "CUDA")
+    assert not found.ok and found.value.endswith("cu13 has no lib64/libcudart.so: vLLM runs without flashinfer's kernels")
+    (project.root / "cu13" / "lib64").mkdir(parents=True)
+    (project.root / "cu13" / "lib64" / "libcudart.so").touch()
+    assert finding(project, "CUDA").ok
+
+
 def test_packages_are_compared_with_the_lock(project):
     assert finding(project, "packages").ok
     (project.root / "requirements" / "cpu.txt").write_text(

@@ -171,6 +171,9 @@ def test_gpu_jobs_find_the_compiler_of_the_lock_and_leave_no_holes_in_memory(mon
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cuda-nvcc\nVersion: 13.0.88\n")
     (installed / "RECORD").write_text("nvidia/cu13/bin/nvcc.profile,,\nnvidia/cu13/bin/nvcc,,\n")
     monkeypatch.syspath_prepend(tmp_path)
+    assert told()["CUDA_HOME"] is None  # kernels would be compiled for minutes and not be linked
+    (tmp_path / "nvidia" / "cu13" / "lib64").mkdir(parents=True)
+    (tmp_path / "nvidia" / "cu13" / "lib64" / "libcudart.so").touch()
     assert told()["CUDA_HOME"] == str(tmp_path / "nvidia" / "cu13") and told("cpu") == ours
     monkeypatch.setenv("CUDA_PATH", "/usr/local/cuda")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
