@@ -12,7 +12,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from affected import affected
+from packaging.specifiers import SpecifierSet
 from unit_guard import NotAUnitTest, unit_test
 from waiting import deadline
 
@@ -125,6 +127,16 @@ def test_hooks_find_what_they_are_for_with_the_tools_of_the_lock(tmp_path):
     (tmp_path / "page.md").write_text("Teh page.\n" * 60_000)
     (tmp_path / "module.py").write_text("import os\n")
     assert failing_hooks() == {"ruff check", "spelling", "large files"}
+
+
+def test_a_change_is_checked_on_every_python_that_the_package_takes():
+    job = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())["jobs"]["checks"]
+    versions = job["strategy"]["matrix"]["python"].split("'")[3]  # of a pull request
+    spoken = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert json.loads(versions) == [f"3.{minor}" for minor in range(30) if f"3.{minor}.0" in SpecifierSet(spoken)]
+    assert job["env"]["PYTHON"] == "python${{ matrix.python }}"
+    steps = {step["run"]: step.get("if", "") for step in job["steps"] if "run" in step}
+    assert steps["make setup"] == "" and steps["make quick BASE=origin/${{ github.base_ref }}"] == "github.event_name == 'pull_request'"
 
 
 def test_a_release_has_the_notes_of_its_version():
