@@ -12,10 +12,12 @@ def notes(tag: str, version: str, changelog: str) -> str:
     """The section's text.
 
     Raises:
-        SystemExit: the tag is not the version of the package, or the changelog has no section for it.
+        SystemExit: the tag is not the version of the package, or the changelog has no section for it, or one without its date.
     """
     if tag != f"v{version}":
         sys.exit(f"the tag is {tag}, but pyproject.toml has version {version}: the tag must be v{version}")
+    if f"\n## {version} (unreleased)" in changelog:
+        sys.exit(f"CHANGELOG.md says that {version} is unreleased: write its date, `## {version} (date)`")
     found = re.search(rf"^## {re.escape(version)} .*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if not found:
         sys.exit(f"CHANGELOG.md has no section for {version}: add `## {version} (date)`")

@@ -141,7 +141,10 @@ def test_a_change_is_checked_on_every_python_that_the_package_takes():
 
 def test_a_release_has_the_notes_of_its_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = notes(f"v{project['version']}", project["version"], (ROOT / "CHANGELOG.md").read_text())
+    version, changelog = project["version"], (ROOT / "CHANGELOG.md").read_text()
+    with pytest.raises(SystemExit, match=rf"says that {version} is unreleased: write its date, `## {version} \(date\)`"):
+        notes(f"v{version}", version, changelog.replace(f"## {version} (2026-12-01)", f"## {version} (unreleased)"))
+    found = notes(f"v{version}", version, changelog.replace("(unreleased)", "(2026-12-01)"))
     assert found.startswith("### Added") and "\n## " not in found
     with pytest.raises(SystemExit, match=r"the tag is v9, but pyproject\.toml has version 1: the tag must be v1"):
         notes("v9", "1", "")

@@ -111,6 +111,27 @@ def test_a_clone_that_was_moved_needs_no_new_environment(tmp_path: Path) -> None
     assert make(new) == steps
 
 
+def test_an_environment_moved_to_a_path_with_a_blank_has_commands(tmp_path: Path) -> None:
+    """The kernel reads no blank in a first line, nor one of more than 127 bytes: pip writes a script for a shell there, and so do we."""
+    old = tmp_path / "clone"
+    (old / ".venv/bin").mkdir(parents=True)
+    (old / ".venv/bin/python").symlink_to(sys.executable)
+    command = old / ".venv/bin/pedigree"
+    command.write_text(f"#!{old}/.venv/bin/python\nimport sys\nprint(sys.argv[1], '{old}')\n")
+    command.chmod(0o755)
+    origin = old / ".venv/lib/python3/site-packages/pedigree.dist-info/direct_url.json"
+    origin.parent.mkdir(parents=True)
+    origin.write_text(f'{{"url": "file://{old}"}}')
+    for name in ("my clone", "long" * 30, "short"):
+        new = tmp_path / name
+        old.rename(new)
+        subprocess.run([sys.executable, ROOT / "requirements/moved.py", str(old), str(new)], cwd=new, check=True)
+        shown = subprocess.run([new / ".venv/bin/pedigree", "a b"], capture_output=True, text=True, check=True).stdout
+        assert shown == f"a b {new}\n"
+        old = new
+        assert f'"file://{new}"'.replace(" ", "%20") in (old / origin.relative_to(tmp_path / "clone")).read_text()
+
+
 def test_uv_looks_where_pip_does() -> None:
     listed = (
         "global.extra-index-url='https://a.example/simple https://b.example/simple'\n"

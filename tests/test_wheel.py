@@ -33,7 +33,9 @@ LEFT_OUT = {"torchaudio", "torchcodec", "torchvision"}
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: setuptools leaves files behind, which the next wheel would hold too."""
+    """Built from a copy: setuptools leaves files behind, which the next wheel would hold too. A release tests the one that it attaches."""
+    if given := os.environ.get("PEDIGREE_TEST_WHEEL"):
+        return Path(given).resolve()
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in (*PACKAGES, "requirements", "pedigree"):

