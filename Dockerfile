@@ -1,5 +1,5 @@
-# A machine with NVIDIA GPUs: docker build -t pedigree . && docker run --gpus all --shm-size 16g -v "$PWD":/project -it pedigree
-# One without: docker build --build-arg DEVICE=cpu -t pedigree . && docker run --shm-size 2g -it pedigree pedigree run demo
+# A machine with NVIDIA GPUs: docker build -t pedigree:gpu . && docker run --gpus all --shm-size 16g -v "$PWD":/project -it pedigree:gpu bash
+# One without: docker build --build-arg DEVICE=cpu -t pedigree:cpu . && docker run --shm-size 2g -it pedigree:cpu pedigree run demo
 # CUDA comes with the lock's wheels; the host gives the driver, through the NVIDIA container toolkit. Kernels that are compiled
 # at run time use the lock's nvcc.
 # The devcontainer is the first stage, in which `make setup` installs the CPU lock.
