@@ -178,6 +178,8 @@ class Trainer:
         with _distributed_environment(), _uncompiled():
             if self.numerics.zero_stage == 3:
                 deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=self.dtype)
+                for buffer in module.buffers():  # DeepSpeed moves parameters alone
+                    buffer.data = buffer.data.to(self.device)
             return deepspeed.initialize(model=module, optimizer=optimizer, config=config)[0]
 
     def _config(self, numerics: Numerics, plain: bool, largest: int) -> dict[str, Any]:
