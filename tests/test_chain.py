@@ -64,9 +64,8 @@ def test_dvc_shows_the_graph_and_the_metrics(project, chain):
     file = "artifacts/tiny/dvc.yaml"
     graph = call(project, "dvc", "dag", "--dot", file)
     assert {stage for stage in chain if f"{file}:{stage}" in graph} == chain.keys()
-    shown = json.loads(call(project, "dvc", "metrics", "show", "--json", file))
-    assert "artifacts/tiny/scores/evidence/metrics.json" in shown[""]["data"]
-    assert "artifacts/tiny/scores/evidence/metrics.json" in call(project, "dvc", "metrics", "diff", "--json")
+    for command in ("show", "diff"):
+        assert "artifacts/tiny/scores/evidence/metrics.json" in call(project, "dvc", "metrics", command, "--json")
 
 
 def test_the_leaks_that_were_planted_are_gone(project, chain):
