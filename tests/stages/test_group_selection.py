@@ -172,7 +172,7 @@ def steps_of(right: Callable[[int, int], bool], number: int, tmp_path, **fields:
     return found
 
 
-def test_a_prompt_whose_answers_reach_the_pass_rate_is_not_drawn_again_until_too_few_are_left(tmp_path):
+def test_a_prompt_whose_answers_reach_the_pass_rate_is_drawn_by_no_later_step(tmp_path):
     """Eight prompts, two a step: one of each step of the first epoch is solved, and the other four are drawn on."""
     order = [row for _, row in upcoming(0, 8, 0)]
     fields = {"algorithm": {"type": "grpo"}, "no_resampling_pass_rate": 0.5}
