@@ -17,7 +17,7 @@ from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming, without_others
+from pedigree.stages.rlvr.group_selection import Choice, Cursor, choose, differ, solved, upcoming, without_others
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -68,8 +68,6 @@ class Rollout:
 class Group:
     """The answers to one prompt."""
 
-    position: int
-    """Of the prompt in the order of all steps."""
     rollouts: list[Rollout]
     greedy: float = math.nan
     """Reward of the greedy answer, for algorithms that use it as baseline."""
@@ -78,6 +76,11 @@ class Group:
     def rewards(self) -> list[float]:
         """NaN if unknown."""
         return [one.reward for one in self.rollouts]
+
+    @property
+    def pass_rate(self) -> float:
+        """Mean verifier score of the answers that have one; 0 if none has."""
+        return mean(present([one.score for one in self.rollouts]))
 
     def informative(self, keep: Keep | None) -> bool:
         """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
@@ -95,7 +98,7 @@ class StepRollouts:
     greedy: list[float] | None
     numbers: dict[str, float]
     """Metrics of all answers of the step."""
-    position: int
+    cursor: Cursor
     """Where the next step's prompts begin."""
     tokens: int
     """Tokens of all answers."""
@@ -114,15 +117,16 @@ class Roller:
     job: Job
     environments: Environments | None = None
 
-    def step(self, position: int, step: int) -> StepRollouts:
-        """Roll out batches of prompts from a position on, until the step is complete."""
+    def step(self, cursor: Cursor, step: int) -> StepRollouts:
+        """Roll out batches of prompts from a cursor on, until the step is complete."""
         wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
         keep = self.config.algorithm.keep if self.config.algorithm.compares else None
-        coming = upcoming(position, len(self.prompts), self.config.seed)
-        drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+        coming = upcoming(cursor.position, len(self.prompts), self.config.seed, cursor.set_aside)
+        drawn, places, batches, choice = list[Group](), list[tuple[int, int]](), 0, Choice([], 0, self.config.first_batch)
         with self._record(step) as record:
             while batch := list(islice(coming, choice.more)):
-                drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
+                drawn += self.roll_out([self.prompts[row] for _, row in batch], step, record)
+                places += batch
                 batches += 1
                 informative = [group.informative(keep) for group in drawn]
                 known = [bool(present(group.rewards)) for group in drawn]
@@ -132,6 +136,11 @@ class Roller:
         numbers = reward_numbers(every)
         if resampling is not None:
             numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
+        threshold = self.config.no_resampling_pass_rate
+        pass_rates = {places[number][1]: drawn[number].pass_rate for number in range(choice.used)}
+        set_aside = solved(cursor.set_aside, pass_rates, threshold, len(self.prompts), wanted)
+        if threshold is not None:
+            numbers["set_aside_prompts"] = float(len(set_aside))
         greedy = None
         if self.config.algorithm.advantage == "greedy":
             greedy = [group.greedy for group in groups]
@@ -140,12 +149,12 @@ class Roller:
             rollouts=[rollout for group in groups for rollout in group.rollouts],
             greedy=greedy,
             numbers=numbers,
-            position=drawn[choice.used - 1].position + 1,
+            cursor=Cursor(places[choice.used - 1][0] + 1, set_aside),
             tokens=sum(rollout.length for rollout in every),
         )
 
-    def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
-        """The groups of a batch of prompts at these positions, in order. Answers are verified while the engines generate others."""
+    def roll_out(self, batch: list[Prompt], step: int, record: AnswerLog | None) -> list[Group]:
+        """The groups of a batch of prompts, in order. Answers are verified while the engines generate others."""
         config, size = self.config, self.config.samples_per_prompt
 
         def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
@@ -178,12 +187,12 @@ class Roller:
                 for talk, own, rewarded in zip(talks, answered, self.rewards.of(answered, samples), strict=True)
             ]
 
-        rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], size, config.sampling)
+        rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(size)], size, config.sampling)
         greedy = [math.nan] * len(batch)
         if config.algorithm.advantage == "greedy":
-            asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
+            asked = [(prompt, ids, 0) for prompt, ids in batch]
             greedy = [one.reward for one in answer(asked, 1, config.sampling.model_copy(update={"temperature": 0.0}))]
-        return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+        return [Group(rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
 
     def _begun(self, drawn: list[tuple[dict[str, Any], list[int], int]], step: int) -> list[Talk]:
         """Conversations on prompts, after the `reset` of the environment, if there is one."""
