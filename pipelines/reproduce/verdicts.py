@@ -19,7 +19,7 @@ from pedigree.data.store.untrusted import open_plain, read_lines
 from pedigree.pipelines.estimate.reality import UNREADABLE, curve_rows
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
-CLOCKED = ("per_second", "seconds", "_idle")
+CLOCKED = ("per_second", "seconds", "_idle", "slowdown", "slowest_rank")
 """Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
 UNNAMED = {"cpu_model": "the processor's model", "instruction_sets": "its instruction sets", "kernel_settings": "settings of kernels"}

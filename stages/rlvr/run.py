@@ -98,6 +98,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 pace.done(step + 1)
 
                 numbers = rolled.numbers | done.metrics | ({"staleness": lag} if config.asynchronous else {}) | clock.idle()
+                numbers |= trainer.paces.slowest()
                 speed = rolled.tokens / clock.seconds
                 job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
                 signal = {name: numbers[name] for name in ("reward", "informative_groups")}

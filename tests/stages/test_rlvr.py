@@ -244,6 +244,7 @@ def test_two_ranks_with_two_engines_see_the_same_rollouts_and_take_the_same_step
     for name in ("reward", "kept_groups", "grad_norm", "entropy", "response_length"):  # one denominator over all ranks
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-4), name
     assert two[0]["updates"] > 0 and two[1]["logprob_gap"] < 1e-4
+    assert all(1 <= row["slowdown"] <= 2 for row in two) and "slowdown" not in one[0]
 
 
 @pytest.mark.slow
