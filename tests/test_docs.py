@@ -172,7 +172,7 @@ REQUIRED = {
         "steps": 1,
         "prompts_per_step": 4,
         "samples_per_prompt": 2,
-        "sampling": {"max_tokens": 8},
+        "sampling": {"max_tokens": 256},
         "max_prompt_length": 8,
     },
     "preference_train": {"loss": {"type": "dpo"}, "global_batch": 2, "max_length": 8},
