@@ -1,7 +1,6 @@
 """Terms of a reward: numbers by hand, TRL's functions of the same formulas, and what becomes of unknown parts."""
 
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -89,12 +88,13 @@ def in_the_manual(name: str) -> list[dict[str, Any]]:
 
 def test_the_terms_beside_rewards_of_trl_in_the_manual_give_the_same_numbers():
     (overlong,) = in_the_manual("get_soft_overlong_punishment(256, 64)")
-    lengths = [192, 193, 224, 256]
-    found = term_of(overlong, [answered(tokens) for tokens in lengths], max_tokens=256)
-    assert found == [0, -1 / 64, -0.5, -1] == trl().get_soft_overlong_punishment(256, 64)(completion_ids=[[1] * tokens for tokens in lengths])
+    ids = [[1] * tokens for tokens in (192, 193, 224, 256)]
+    found = term_of(overlong, [answered(one) for one in ids], max_tokens=256)
+    assert found == [0, -1 / 64, -0.5, -1] == trl().get_soft_overlong_punishment(256, 64)(completion_ids=ids)
     (pattern,) = in_the_manual("think_format_reward")
     texts = ["<think>\na\n</think>\nb", "<think>never closed", "b"]
-    assert term_of(pattern, [answered(1, text) for text in texts]) == [1, 0, 0] == trl().think_format_reward([[{"content": text}] for text in texts])
+    found = term_of(pattern, [answered(1, text) for text in texts])
+    assert found == [1, 0, 0] == trl().think_format_reward([[{"content": text}] for text in texts])
     cosine, repetition = in_the_manual("get_cosine_scaled_reward(256)")
     right, wrong = (term_of(cosine, [answered(tokens, score=score) for tokens in (0, 128, 256)], max_tokens=256) for score in (1.0, 0.0))
     assert right == pytest.approx([1.0, 0.75, 0.5]) and wrong == pytest.approx([-1.0, -0.75, -0.5])  # TRL's default bounds
