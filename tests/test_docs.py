@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def causes_of_failures() -> set[str]:
     files = [*(ROOT / "pipelines/jobs").glob("*.py"), *(ROOT / "pipelines/run").glob("*.py")]
     for file in [*files, ROOT / "stages/__main__.py", ROOT / "stages/job/failures.py"]:
         for node in ast.walk(ast.parse(file.read_text())):
-            given: list[ast.AST] = []
+            given: Sequence[ast.AST] = []
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "StageFailed":
                 given = node.args[1:2]
             elif isinstance(node, ast.Call):
