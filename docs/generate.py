@@ -17,7 +17,7 @@ from docs import commands, flagship, planning, several_nodes
 from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrased import FindRephrased
-from pedigree.configs.language.execution import Execution, Kubernetes, Local, Machine, Numerics, Override, Placement, Ray, Slurm
+from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.kinds import KINDS, Kind
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation
 from pedigree.configs.rows.suite_forms import Form
@@ -40,7 +40,6 @@ SHARED_HEAD = """# Shared parts
 
 Parts of configurations that several [kinds of stages](../stages.md) use.
 """
-PROFILE_PARTS = (Execution, Override, Machine, Numerics, Placement, Local, Slurm, Ray, Kubernetes)
 PROFILES_HEAD = """# Execution profiles
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
@@ -123,7 +122,7 @@ def pages() -> dict[str, str]:
 
 def profiles_page() -> str:
     """The page of execution profile fields."""
-    return "\n".join([PROFILES_HEAD, *(_config(part) for part in PROFILE_PARTS)]).rstrip() + "\n"
+    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, *parts_of(Execution)))]).rstrip() + "\n"
 
 
 def forms_page() -> str:

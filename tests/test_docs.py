@@ -256,6 +256,12 @@ def test_every_part_of_a_configuration_is_described_once():
     assert sorted(headings) == sorted(f"## {part.__name__}" for part in parts)
 
 
+def test_every_part_of_a_profile_is_described_on_its_page():
+    headings = re.findall("^## (.*)", GENERATED["profiles.md"], re.MULTILINE)
+    assert headings[0] == "Execution" and {"TensorBoard", "Slurm"} < {*headings}
+    assert sorted(headings[1:]) == sorted(part.__name__ for part in generate.parts_of(Execution))
+
+
 def test_no_page_of_a_kind_is_left_over():
     assert {f"docs/{name}" for name in GENERATED} >= {name for name in NAMES if name.startswith("docs/stages/")}
 
