@@ -29,8 +29,8 @@ HEAD = """# Stages
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
 A stage is a versioned kind of work. It takes artifacts at named ports and produces an artifact of one type; a recipe connects matching
-types. The whole configuration is part of the result's identity: changing any field makes a different artifact. How and where a stage runs
-is configured separately, in `configs/execution/` ([profiles.md](profiles.md)).
+types. The whole configuration is part of the result's [identity](how-it-works.md#identity): changing any field makes a different artifact.
+How and where a stage runs is configured separately, in `configs/execution/` ([profiles.md](profiles.md)).
 
 Each kind has a page with its fields. [Shared parts](stages/shared.md) are configurations that several kinds use, such as the optimizer.
 """
@@ -45,9 +45,9 @@ PROFILES_HEAD = """# Execution profiles
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
 `configs/execution/NAME.yaml` specifies how and where stages run: at the top for all stages, under `kinds` for a kind, under `stages` for
-one stage; the more specific setting wins. None of it is part of a result's identity. `numerics` can change rounding, so they are recorded,
-and a checkpoint made under other numerics is resumed only on request. `placement` never changes a bit, except in a stage with
-`chunk_size: continuous`, where memory and engines decide which requests are computed together.
+one stage; the more specific setting wins. None of it is part of a result's [identity](how-it-works.md#identity). `numerics` can change
+rounding, so they are recorded, and a checkpoint made under other numerics is resumed only on request. `placement` never changes a bit,
+except in a stage with `chunk_size: continuous`, where memory and engines decide which requests are computed together.
 
 The tests verify each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. See
 [training.md](training.md) for the effect on training, [resume.md](resume.md) for how jobs end and resume, and [plan.md](plan.md) for

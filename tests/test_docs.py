@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.sources.layouts import example_of
 from pedigree.pipelines.cli.main import app, main
+from pedigree.pipelines.jobs.attempts import RESUMED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -143,6 +144,40 @@ def test_each_function_of_the_main_path_calls_the_next_one():
         assert called in used or number in ("1", "8"), f"{name} does not call {called}"
 
 
+def causes_of_failures() -> set[str]:
+    """The words that a stage may have failed with, as `failed (WORD)` shows them."""
+    found: set[str] = set()
+    files = [*(ROOT / "pipelines/jobs").glob("*.py"), *(ROOT / "pipelines/run").glob("*.py")]
+    for file in [*files, ROOT / "stages/__main__.py", ROOT / "stages/job/failures.py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            given: Sequence[ast.AST] = []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "StageFailed":
+                given = node.args[1:2]
+            elif isinstance(node, ast.Call):
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "cause"]
+            elif isinstance(node, ast.FunctionDef) and node.returns and "tuple[str, str]" in ast.unparse(node.returns):
+                given = [pair.elts[0] for pair in ast.walk(node) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+            elif isinstance(node, ast.FunctionDef) and node.name in ("cause_of", "storage_cause"):
+                given = [part for back in ast.walk(node) if isinstance(back, ast.Return) and back.value for part in branches(back.value)]
+            found |= {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}
+    return found - {"lingers"}  # a job that has a result: it has not failed
+
+
+def branches(value: ast.expr) -> list[ast.expr]:
+    return [*branches(value.body), *branches(value.orelse)] if isinstance(value, ast.IfExp) else [value]
+
+
+def test_every_cause_of_a_failed_stage_is_explained_with_what_follows():
+    text = (ROOT / "docs/failures.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| .*", text[text.index("| cause | result |") :], re.MULTILINE)[1:]]
+    results = {cause: row[1] for row in rows for cause in re.findall(r"`([a-z_]+)`", row[0].partition(":")[0])}
+    causes = causes_of_failures()
+    assert causes >= RESUMED | {"cancelled", "remote", "not_finished", "inputs_moved", "overtaken", "bug", "timeout", "not_writable"}
+    assert results.keys() >= causes
+    again = {cause for cause, result in results.items() if re.search("is restarted|retried", result)}
+    assert again == RESUMED
+
+
 def test_make_targets_that_are_named_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     pages = [*NAMES, ".github/workflows/checks.yml", ".devcontainer/devcontainer.json"]
@@ -173,7 +208,7 @@ REQUIRED = {
         "steps": 1,
         "prompts_per_step": 4,
         "samples_per_prompt": 2,
-        "sampling": {"max_tokens": 8},
+        "sampling": {"max_tokens": 256},
         "max_prompt_length": 8,
     },
     "preference_train": {"loss": {"type": "dpo"}, "global_batch": 2, "max_length": 8},
@@ -222,6 +257,12 @@ def test_every_part_of_a_configuration_is_described_once():
     assert sorted(headings) == sorted(f"## {part.__name__}" for part in parts)
 
 
+def test_every_part_of_a_profile_is_described_on_its_page():
+    headings = re.findall("^## (.*)", GENERATED["profiles.md"], re.MULTILINE)
+    assert headings[0] == "Execution" and {"TensorBoard", "Slurm"} < {*headings}
+    assert sorted(headings[1:]) == sorted(part.__name__ for part in generate.parts_of(Execution))
+
+
 def test_no_page_of_a_kind_is_left_over():
     assert {f"docs/{name}" for name in GENERATED} >= {name for name in NAMES if name.startswith("docs/stages/")}
 
@@ -235,6 +276,14 @@ def test_every_page_is_two_clicks_from_the_first():
     reached = first.union(*map(links_of, first))
     assert not [page for page in (ROOT / "docs").rglob("*.md") if page not in reached and page.name != "index.md"]
     assert ROOT / "docs" / "index.md" in links_of(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name.count("/") == 1])
+def test_a_page_that_uses_our_terms_links_to_them(name):
+    text = (ROOT / name).read_text()
+    bare = re.sub("`.*?`", "", text)
+    uses = re.search("`(evidence|payload)/", text) or re.search(r"\b(identity|lease|fencing token|stage's key)\b", bare)
+    assert not uses or "how-it-works.md" in text or name == "docs/how-it-works.md"
 
 
 def shape(html: str) -> str:

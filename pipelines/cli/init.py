@@ -19,7 +19,7 @@ DVC_CONFIG = """\
     autostage = false
     check_update = false
     checksum_jobs = 4
-    # `true` in .dvc/config.local if the project is on NFS
+    # `true` in .dvc/config.local where `flock` does not work across machines, as on some NFS servers
     hardlink_lock = false
 [cache]
     # No hard links: for root they are writable, and a write in place would change the cached object too.

@@ -99,6 +99,19 @@ def test_packages_of_an_external_command_are_conditions(tmp_path):
     assert (verdict, detail) == ("drifted", "rows.jsonl differs; command python 3.11 -> 3.12; command trl 1.10 -> 1.16")
 
 
+@pytest.mark.parametrize(("kind", "numerics", "verdict"), [
+    ("sft", {"device": "cuda", "deterministic": False}, "drifted"),
+    ("sft", {"device": "cuda", "deterministic": True}, "different"),
+    ("sft", {"device": "cpu", "deterministic": False}, "different"),
+    ("prepare_data", {"device": "cuda", "deterministic": False}, "different"),
+])  # fmt: skip
+def test_gpus_need_not_repeat_bits_unless_the_profile_demands_it(tmp_path, kind, numerics, verdict):
+    run = {**RUN, "numerics": numerics}
+    found = judge(record(kind, "x"), Run.model_validate(run), made(tmp_path, record(kind, "y"), run), None, None)
+    because = "; GPUs need not repeat bits without `numerics: {deterministic: true}`" if verdict == "drifted" else ""
+    assert found[:2] == (verdict, f"rows.jsonl differs{because}")
+
+
 HERE = {"cpu": "AMD EPYC", "cpu_model": "family 25, model 17, stepping 1", "instruction_sets": ["avx2", "avx512f", "avx512_bf16"]}
 
 
