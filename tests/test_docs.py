@@ -12,6 +12,7 @@ import sys
 import typing
 from collections.abc import Iterator
 from html import unescape
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
+from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
-from pedigree.configs.methods.environment_programs import SimulatedUser
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, SimulatedUser
 from pedigree.configs.methods.language_model import ByEndpoint, endpoints, key_variable
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
@@ -454,6 +456,18 @@ def test_the_simulated_user_of_the_manual_is_a_server_and_no_file(tmp_path):
     assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
     assert [by.model for by in endpoints(node.config)] == ["Qwen/Qwen3-32B"]
     assert "task: 2 + 2?\n" in user.told({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
+
+
+def test_the_player_of_verifiers_in_the_manual_is_a_program_that_a_stage_accepts(tmp_path):
+    """The library is no dependency: the page states the version that it was tried with."""
+    (tmp_path / "mine.py").write_text(example("docs/own-environment.md", "import verifiers\n\n    logging", "python"))
+    assert problem_of_program(tmp_path, "mine.py", "Environment") is None
+    written = parse_value(example("docs/own-environment.md", "arguments: {environment: wordle}"))["stages"]["wordle"]
+    config = Rlvr.model_validate({name: value for name, value in written.items() if name not in ("kind", "in")})
+    assert isinstance(config.environment, EnvironmentProgram) and config.environment.trusted
+    namespace: dict[str, Any] = {}
+    exec((tmp_path / "mine.py").read_text(), namespace)
+    assert [*signature(namespace["Environment"].reset).parameters] == ["self", *config.environment.arguments, "row"]
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):

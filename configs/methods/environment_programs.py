@@ -16,7 +16,7 @@ RESET_COLUMNS = ("seed", "messages", "id", "source", "verifier", "template_argum
 """Keyword arguments of `reset`, before those of the rows' verifiers."""
 
 
-class Environment(Frozen):
+class Partner(Frozen):
     """What answers the policy between its turns."""
 
     max_turns: int = Field(ge=1)
@@ -30,7 +30,7 @@ class Environment(Frozen):
         return self.max_turns * max_tokens + (self.max_turns - 1 + lengthens) * self.max_observation
 
 
-class EnvironmentProgram(Environment):
+class EnvironmentProgram(Partner):
     """A class in a Python file of the project with `reset` and `step`, which makes an answer a conversation of several turns. The file is a
     dependency of the stage.
 
@@ -63,7 +63,7 @@ class EnvironmentProgram(Environment):
         return self
 
 
-class SimulatedUser(Environment):
+class SimulatedUser(Partner):
     """A language model behind a server that plays the user: it sees the conversation with roles exchanged, the policy's answers as those of
     the user. It gives no rewards: verifiers score the last answer.
 

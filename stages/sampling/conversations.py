@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.methods.environment_programs import Environment
+from pedigree.configs.methods.environment_programs import Partner
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records.records import FinishReason, Message
@@ -172,7 +172,7 @@ class Talk:
             return
         self.messages, self.prompt_ids = messages, ids
 
-    def follow(self, reaction: Outcome, chat: Chat, config: Environment) -> bool:
+    def follow(self, reaction: Outcome, chat: Chat, config: Partner) -> bool:
         """Apply what `step` returned; returns whether another answer is due."""
         if isinstance(reaction, str):
             self.cause = reaction

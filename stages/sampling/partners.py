@@ -49,7 +49,7 @@ class UserTalk:
     begun: float = 0.0
 
 
-class Turns(list[UserTalk]):
+class UserTurns(list[UserTalk]):
     """Conversations whose replies are asked for together; see `asking.Questions`."""
 
     def __init__(self, talks: Iterable[UserTalk], sampling: Sampling) -> None:
@@ -114,7 +114,7 @@ class SimulatedUsers:
             taken = [self._waiting.get()]
             while not self._waiting.empty():
                 taken.append(self._waiting.get())
-            turns = Turns([talk for talk in taken if talk], self.config.sampling)
+            turns = UserTurns([talk for talk in taken if talk], self.config.sampling)
             if len(turns) < len(taken):
                 return
             each_alone = Bound(1.0, len(turns), "", "")

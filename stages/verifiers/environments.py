@@ -26,7 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pedigree.configs.methods.environment_programs import RESET_COLUMNS, Environment, EnvironmentProgram
+from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram, Partner
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
@@ -52,7 +52,7 @@ class Environments(Protocol):
     """An environment in all conversations of a job, each of which is an `episode`."""
 
     @property
-    def config(self) -> Environment: ...
+    def config(self) -> Partner: ...
     def identity(self) -> dict[str, Any]: ...
     def reset(self, prompt: Mapping[str, Any], seed: int) -> "tuple[Any, Future[Outcome]]": ...
     def step(self, episode: Any, answer: str) -> "Future[Outcome]": ...

@@ -71,7 +71,7 @@ def test_the_user_sees_the_conversation_from_its_side(tmp_path: Path) -> None:
         other, _ = users.reset(row(0, messages=row_messages), 7)
         assert users.step(other, "e").result(deadline(20))[0] == [says("user", "You said e.")] and len(chats.bodies) == 2
         users.step(other, "f").result(deadline(20))
-        assert users.step(other, "g").result().done and len(chats.bodies) == 3  # max_turns: no reply would be read
+        assert users.step(other, "g").result()[2] and len(chats.bodies) == 3  # max_turns: no reply would be read
         users.close()
 
 
@@ -128,6 +128,7 @@ def test_verifiers_score_the_last_answer_and_what_has_no_reply_is_unknown(rolled
         one, _, cut, _ = rolled(chats.base_url, {"0": ["b", "end"], "1": ["long"]})
         assert (one.reward, one.text) == (0.0, "end")
         assert cut.reward != cut.reward and "exceeds environment.sampling.max_tokens 256: raise it" in cut.cause
+        assert [last(body) for body in chats.bodies].count("b") == 1  # for both answers, and when the step is repeated
 
 
 def test_a_server_that_is_down_ends_the_attempt(tmp_path: Path) -> None:
