@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from chat_lab import Chats, chat_server, say, send
 from data_lab import run_stage
-from models import a_job, config_of, dataset, run
+from models import a_job, config_of, curve, dataset, killed_at, run
 from rollout_lab import engine, roller
 from row_reading import read_rows
 from test_conversations import PLAN, says
 from test_played_environments import EVALUATE, SAMPLE, Engine, asked, policy  # noqa: F401, fixtures
-from test_rlvr import ONE_THREAD, prompt
+from test_rlvr import ONE_THREAD, goes_on, prompt
 from waiting import deadline
 
 from pedigree.configs.base.problems import PedigreeError
@@ -199,6 +199,25 @@ def test_conversations_are_measured_and_a_resumed_stage_asks_nothing_twice(tmp_p
     assert len({len(talk["messages"]) for talk in talks}) > 1
     right = [float(talk["text"] == "a") for talk in talks]
     assert right == [talk["score"] if kind == "sample" else talk["scores"]["success"] for talk in talks] and len({*right}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_killed_run_with_a_user_resumes_to_the_same_weights(tmp_path, policy, shared_engines):  # noqa: F811
+    """After a checkpoint; the replies of before are in the log."""
+    (tmp_path / "mine.py").write_text("def reward(completions):\n    return [-len(one[0]['content']) / 40 for one in completions]\n")
+    files, pool = {"mine.py": tmp_path / "mine.py"}, dataset(tmp_path / "pool", "prompt", [row(number) for number in range(6)])
+    given = {"policy": {"sft": policy}, "prompts": {"pool": pool}}
+    with chat_server(act := Unlike()) as chats:
+        environment = user(chats.base_url, instructions="Ask for $prompt, then say ###STOP###.", opens=True, max_turns=2)
+        reward = {"right": 0, "terms": [{"type": "program", "path": "mine.py", "trusted": True}]}
+        fields = PLAN | {"environment": environment, "reward": reward, "max_logprob_gap": 0.001, "samples_per_prompt": 4}
+        done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
+        assert done["ok"] and all(one["turns"] > 1 and one["missing_rewards"] < 8 for one in curve(a_job(tmp_path / "whole"))), done
+        questions, act.first = act.first, {}
+        killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", fields, given, ONE_THREAD, files=files, checkpoint_every_steps=1)
+        goes_on(shared_engines, tmp_path / "job", fields, given, tmp_path / "whole", files)
+        assert act.first == questions and {*act.first.values()} == {1}
 
 
 def test_users_that_cannot_be_told_or_scored_are_refused(tmp_path: Path, policy: Artifact) -> None:  # noqa: F811
