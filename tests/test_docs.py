@@ -13,6 +13,7 @@ import sys
 import typing
 from collections.abc import Iterator, Sequence
 from html import unescape
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,15 @@ from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
+from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
-from pedigree.configs.methods.language_model import ByEndpoint, key_variable
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, SimulatedUser
+from pedigree.configs.methods.language_model import ByEndpoint, endpoints, key_variable
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
@@ -497,6 +500,25 @@ def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
     assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
 
 
+def test_the_simulated_user_of_the_manual_is_a_server_and_no_file(tmp_path):
+    node = extension(tmp_path, example("docs/own-environment.md", "type: user")).find("rlvr")
+    assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
+    assert [by.model for by in endpoints(node.config)] == ["Qwen/Qwen3-32B"]
+    assert "task: 2 + 2?\n" in user.told({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
+
+
+def test_the_player_of_verifiers_in_the_manual_is_a_program_that_a_stage_accepts(tmp_path):
+    """The library is no dependency: the page states the version that it was tried with."""
+    (tmp_path / "mine.py").write_text(example("docs/own-environment.md", "import verifiers\n\n    logging", "python"))
+    assert problem_of_program(tmp_path, "mine.py", "Environment") is None
+    written = parse_value(example("docs/own-environment.md", "arguments: {environment: wordle}"))["stages"]["wordle"]
+    config = Rlvr.model_validate({name: value for name, value in written.items() if name not in ("kind", "in")})
+    assert isinstance(config.environment, EnvironmentProgram) and config.environment.trusted
+    namespace: dict[str, Any] = {}
+    exec((tmp_path / "mine.py").read_text(), namespace)
+    assert [*signature(namespace["Environment"].reset).parameters] == ["self", *config.environment.arguments, "row"]
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     graph = extension(tmp_path, example("docs/rewards.md", "kind: overoptimization"), "demo")
     assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("mine/judged",)
@@ -576,5 +598,5 @@ def test_the_recipe_of_all_methods_has_all_methods():
     for kind, configs in generate.methods().items():
         used = set().union(*(types_in(node.config.model_dump(mode="json")) for node in graph.nodes.values() if node.kind == kind))
         listed = {typing.get_args(config.model_fields["type"].annotation)[0] for config in configs if "type" in config.model_fields}
-        listed -= {"program", "environment", "rating"}  # files of the user's project, and a server
+        listed -= {"program", "environment", "rating", "user"}  # files of the user's project, and servers
         assert listed <= used, f"{kind}: configs/recipes/methods.yaml lacks {sorted(listed - used)}"

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, Many, added
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
-from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.environment_programs import AnyEnvironment, EnvironmentProgram
 from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
@@ -291,9 +291,9 @@ class Rlvr(Frozen):
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Rewards of answers: by verifiers, functions of the project, reward models, language models, and terms such as length."""
-    environment: EnvironmentProgram | None = added(None)
-    """A class of the project that answers the policy between several turns; the term `environment` of the reward is what it gives for
-    them. Verifiers and all other terms see the last answer, in the conversation before it."""
+    environment: AnyEnvironment | None = added(None)
+    """A class of the project, or a simulated user, that answers the policy between several turns; the term `environment` of the reward is
+    what a class gives for them. Verifiers and all other terms see the last answer, in the conversation before it."""
     credit: Literal["conversation", "turn"] = added("conversation")
     """`conversation`: all tokens of a conversation have one advantage, that of its reward R. `turn`, for grpo, dapo and cispo: what the
     environment gave for a turn is its reward r_k, all else of R belongs to the last turn, and the tokens of turn k have the advantage
@@ -381,8 +381,8 @@ class Rlvr(Frozen):
         greedy = self.algorithm.advantage == "greedy"
         if problem := reward_problem(self.reward, self.sampling.max_tokens, self.samples_per_prompt, greedy):
             raise ValueError(problem)
-        if self.environment is None and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
-            raise ValueError("reward.terms has the term environment, but there is none: set `environment: {path: ..., max_turns: ...}`")
+        if not isinstance(self.environment, EnvironmentProgram) and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
+            raise ValueError("reward.terms has the term environment, but there is none with rewards: set `environment: {path: ...}`")
         if self.no_resampling_pass_rate is not None and not self.reward.verifies:
             raise ValueError(
                 f"no_resampling_pass_rate {self.no_resampling_pass_rate} bounds verifier scores, but nothing of the reward requires them: "

@@ -1,8 +1,9 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
-from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, TURNS, Cut, even
+from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports
+from pedigree.configs.methods.environment_programs import shrink_environment
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
@@ -44,8 +45,7 @@ def shrink(cut: Cut) -> None:
             cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.keep:
         cut.most("algorithm.keep.answers", max(2, cut.get("samples_per_prompt") // 2), "samples")
-    if config.environment:
-        cut.most("environment.max_turns", TURNS, "lengths")
+    shrink_environment(cut)
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
         cut.most("algorithm.resampling.batch_multiplier", BATCHES, "batches")

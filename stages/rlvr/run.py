@@ -31,7 +31,7 @@ from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, re
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
-from pedigree.stages.sampling.conversations import open_environments
+from pedigree.stages.sampling.partners import open_environments
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
