@@ -18,6 +18,7 @@ from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
 from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming, without_others
+from pedigree.stages.rlvr.hints import hinted, hopeless
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -79,6 +80,10 @@ class Group:
         """NaN if unknown."""
         return [one.reward for one in self.rollouts]
 
+    @property
+    def hopeless(self) -> bool:
+        return hopeless([one.score for one in self.rollouts])
+
     def informative(self, keep: Keep | None) -> bool:
         """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
         that `keep` chooses differ, too."""
@@ -94,7 +99,7 @@ class StepRollouts:
     """Answers grouped by prompt."""
     greedy: list[float] | None
     numbers: dict[str, float]
-    """Metrics of all answers of the step."""
+    """Metrics of all answers of the step to prompts without a hint."""
     position: int
     """Where the next step's prompts begin."""
     tokens: int
@@ -119,30 +124,45 @@ class Roller:
         wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
         keep = self.config.algorithm.keep if self.config.algorithm.compares else None
         coming = upcoming(position, len(self.prompts), self.config.seed)
-        drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+        tries, drawn, batches, choice = list[list[Group]](), list[Group](), 0, Choice([], 0, wanted)
         with self._record(step) as record:
             while batch := list(islice(coming, choice.more)):
-                drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
+                tries += self._tries([(place, self.prompts[row]) for place, row in batch], step, record)
+                drawn = [own[0] if own[-1].hopeless else own[-1] for own in tries]
                 batches += 1
                 informative = [group.informative(keep) for group in drawn]
                 known = [bool(present(group.rewards)) for group in drawn]
                 choice = choose(informative, known, wanted, batches, resampling)
         groups = [drawn[number] for number in choice.kept]
-        every = [rollout for group in drawn for rollout in group.rollouts]
-        numbers = reward_numbers(every)
+        unhinted = [own[0] for own in tries]
+        numbers = reward_numbers([rollout for group in unhinted for rollout in group.rollouts])
+        if self.config.hints is not None:
+            numbers["hopeless_groups"] = float(sum(group.hopeless for group in unhinted))
+            numbers["hinted_groups"] = float(sum(group is not own for group, own in zip(drawn, unhinted, strict=True)))
         if resampling is not None:
             numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
         greedy = None
         if self.config.algorithm.advantage == "greedy":
             greedy = [group.greedy for group in groups]
-            numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
+            numbers["greedy_reward"] = mean(present([group.greedy for group in unhinted]))
         return StepRollouts(
             rollouts=[rollout for group in groups for rollout in group.rollouts],
             greedy=greedy,
             numbers=numbers,
             position=drawn[choice.used - 1].position + 1,
-            tokens=sum(rollout.length for rollout in every),
+            tokens=sum(rollout.length for own in tries for group in own for rollout in group.rollouts),
         )
+
+    def _tries(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[list[Group]]:
+        """For each prompt its group, and after it those with the hints that were tried: all but the last are hopeless."""
+        tries = [[group] for group in self.roll_out(batch, step, record)]
+        coming = [hinted(row, self.config, self.chat) for _, (row, _) in batch]
+        while asked := {
+            place: prompt for place, own in enumerate(tries) if own[-1].hopeless and (prompt := next(coming[place], None)) is not None
+        }:
+            for place, group in zip(asked, self.roll_out([(batch[p][0], asked[p]) for p in asked], step, record), strict=True):
+                tries[place].append(group)
+        return tries
 
     def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
         """The groups of a batch of prompts at these positions, in order. Answers are verified while the engines generate others."""
