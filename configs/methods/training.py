@@ -308,6 +308,9 @@ class Rlvr(Frozen):
     """Prompts per batch of rollouts."""
     samples_per_prompt: int = Field(ge=1)
     """Answers per prompt (the group size)."""
+    no_resampling_pass_rate: float | None = added(None, gt=0, le=1)
+    """Set solved prompts aside (open-instruct, with 0.875 for OLMo 3): once the mean verifier score of a prompt's answers in a step is at
+    least this, no later step draws it. If fewer than `prompts_per_step` would be left, all are drawn again. Off by default."""
     sampling: Sampling
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
@@ -353,6 +356,12 @@ class Rlvr(Frozen):
     first updates away (maximum rank 512). A value model is trained in full."""
     seed: int = Field(default=0, ge=0)
     """Seed of prompt order, sampling and newly initialized weights."""
+
+    @property
+    def first_batch(self) -> int:
+        """Prompts that a step draws first."""
+        resampling = self.algorithm.resampling
+        return resampling.batch(self.prompts_per_step) if resampling else self.prompts_per_step
 
     @property
     def turns(self) -> int:
@@ -401,6 +410,11 @@ class Rlvr(Frozen):
             raise ValueError(problem)
         if self.environment is None and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
             raise ValueError("reward.terms has the term environment, but there is none: set `environment: {path: ..., max_turns: ...}`")
+        if self.no_resampling_pass_rate is not None and not self.reward.verifies:
+            raise ValueError(
+                f"no_resampling_pass_rate {self.no_resampling_pass_rate} bounds verifier scores, but nothing of the reward requires them: "
+                "remove it, or set reward.right above 0"
+            )
         return self
 
     @model_validator(mode="after")

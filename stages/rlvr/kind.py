@@ -10,7 +10,7 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
 BATCHES = 2
-"""Batches of rollouts per step, where prompts without a signal are replaced."""
+"""Batches of rollouts per step, where prompts without a signal are replaced, and its multiples in the first one."""
 VOTING = ("maths", "numbers", "algebra", "expressions", "tokens", "units")
 """Verifiers' modules that find and compare results for a vote."""
 ROLLOUT_CHUNK = 256
@@ -48,6 +48,7 @@ def shrink(cut: Cut) -> None:
         cut.most("environment.max_turns", TURNS, "lengths")
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
+        cut.most("algorithm.resampling.batch_multiplier", BATCHES, "batches")
 
 
 DECIDING: dict[type[Term], tuple[str, ...]] = {
@@ -75,7 +76,7 @@ def scoring_plan(config: Rlvr) -> ScoringPlan | None:
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
-    together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
+    together, samples = config.first_batch * config.samples_per_prompt, config.samples_per_prompt
     chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.longest_answer
     return SamplingPlan(
         "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length,
@@ -101,8 +102,8 @@ def work(stage: PlannedStage) -> Amounts:
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
     if prompt is None or config.hints:
         prompt = Amount(config.max_prompt_length, "at most")
-    a_step = config.prompts_per_step * config.samples_per_prompt
-    requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling or config.hints else "counted")
+    first = config.first_batch * config.samples_per_prompt
+    requests = Amount(config.steps * first, "at least" if config.algorithm.resampling or config.hints else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")

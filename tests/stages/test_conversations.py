@@ -126,7 +126,7 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
 
     with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
         rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
-        groups = rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
+        groups = rolling.roll_out(prompts, 0, None)
     requests = [[one.prompt_ids for one in given] for given, _ in asked]
     return [one for group in groups for one in group.rollouts], requests
 

@@ -14,6 +14,7 @@ from rollout_lab import engine, plan, roller
 from pedigree.configs.base.work import Amount
 from pedigree.configs.language.kinds import KINDS
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.rlvr.group_selection import Cursor
 from pedigree.stages.rlvr.hints import hinted, hopeless, refuse_unhinted
 from pedigree.stages.rlvr.rolling import StepRollouts
 from pedigree.stages.rlvr.run import training_samples
@@ -27,7 +28,7 @@ CHAT: Any = SimpleNamespace(
     prompt=lambda messages, arguments: [int(word) for message in messages for word in message["content"].split()],
 )
 HINTS = {"text": " {hint}"}
-RIGHT = {(0,): 1, (1, 7): 1, (2, 7, 8): 2, (4, 7): 3}
+RIGHT = {(0,): 1, (1, 7): 1, (2, 7, 8): 2, (4, 7): 3, (6,): 2}
 """Prompt → how many of its first answers are right: one to 0 without a hint, to 1 with the first, two to 2 with the second, none to 3."""
 
 
@@ -56,7 +57,7 @@ def rolled(tmp_path, asked: list[Any], rows: Sequence[Any] = ROWS, lasts: int = 
 
     prompts = [(row, CHAT.prompt(row["messages"], None)) for row in rows]
     with Verifying() as verifying:
-        return roller(verifying, config, [engine(answer, asked)], prompts, CHAT, a_job(tmp_path)).step(0, 0)
+        return roller(verifying, config, [engine(answer, asked)], prompts, CHAT, a_job(tmp_path)).step(Cursor(0), 0)
 
 
 def groups_of(step: StepRollouts) -> dict[str, list[float]]:
@@ -111,6 +112,12 @@ def test_a_prompt_whose_hint_helps_is_not_resampled(tmp_path):
     asked, fields = [], {"algorithm": {"type": "dapo"}, "prompts_per_step": 1}
     step = rolled(tmp_path, asked, rows=[ROWS[1]], **fields)
     assert [*groups_of(step)] == ["p1/hint-1"] and len(asked) == 2 and step.numbers["generated_batches"] == 1
+
+
+def test_a_prompt_that_is_solved_with_a_hint_only_is_not_set_aside(tmp_path):
+    rows = [ROWS[2], ROWS[3], prompt(5), prompt(6)]
+    step = rolled(tmp_path, [], rows=rows, prompts_per_step=3, no_resampling_pass_rate=1.0)
+    assert [*groups_of(step)] == ["p2/hint-2", "p6", "p3"] and step.cursor.set_aside == [3]
 
 
 def test_a_hint_that_is_too_long_is_left_out(tmp_path):

@@ -159,8 +159,9 @@ def goes_on(
 @pytest.mark.slow
 @needs_sandbox
 def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engines):
-    """All that a checkpoint holds: a value model, a coefficient that adapts, and the position in the order of prompts, which dynamic
-    sampling moves as far as a step needed. A function of the project rewards by prompt, and one answer of each never."""
+    """All that a checkpoint holds: a value model, a coefficient that adapts, the position in the order of prompts, which dynamic sampling
+    moves as far as a step needed, and the prompts set aside, among them all that a step trained on. A function of the project rewards by
+    prompt, and one answer of each never."""
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def reward(completions, completion_ids, id, letter):\n"
@@ -168,9 +169,10 @@ def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engin
         "    return [*shares[:-1], float('nan')]\n"
     )
     terms = [{"type": "program", "path": "rewards/mine.py", "arguments": {"letter": "a"}}, {"type": "overlong", "buffer": 6, "weight": 0.5}]
-    algorithm = PPO["algorithm"] | {"resampling": {"max_batches": 3}}
+    algorithm = PPO["algorithm"] | {"resampling": {"max_batches": 3, "batch_multiplier": 1.5}}
     fields = PPO | {"algorithm": algorithm, "samples_per_prompt": 3, "reward": {"terms": terms}}  # 2 with a reward, often of the same score
-    many = [prompt(number) for number in range(60)]  # more than are drawn
+    fields |= {"no_resampling_pass_rate": 0.3}
+    many = [prompt(number) for number in range(24)]  # fewer than are drawn
     given, files = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", many)}}, {"rewards/mine.py": mine}
     done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
@@ -180,6 +182,7 @@ def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engin
     assert [row["updates"] > 0 for row in rows] == [False, True, True] and rows[2]["kl_coefficient"] != rows[0]["kl_coefficient"]
     assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
     assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 3
+    assert 4 <= rows[0]["set_aside_prompts"] < rows[1]["set_aside_prompts"]
     shown = read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl")
     assert len({row["step"] for row in shown}) > 1 and len({row["id"] for row in shown}) == len(shown)  # no prompt in two steps
     for row in shown:
@@ -345,7 +348,7 @@ def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_si
 
         chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
         rolling = roller(verifying, config, [engine(answer)], [], chat, job)
-        one, other = rolling.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
+        one, other = rolling.roll_out([(prompt(1), [1]), (prompt(2), [1])], 0, None)
     assert before_the_next == [0, 1, 2, 3, 4, 5]
     assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
     assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))
