@@ -63,8 +63,9 @@ DECIDING: dict[type[Term], tuple[str, ...]] = {
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/group_selection.py")
+    hints = ("stages/rlvr/hints.py",) if config.hints else ()
     environment = CONVERSATIONS if config.environment else ()
-    return (*RENDERING, *REWARDING, *chosen, *dict.fromkeys((*terms, *environment)))
+    return (*RENDERING, *REWARDING, *chosen, *hints, *dict.fromkeys((*terms, *environment)))
 
 
 def scoring_plan(config: Rlvr) -> ScoringPlan | None:
@@ -99,9 +100,10 @@ def training_plan(config: Rlvr) -> TrainingPlan:
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
-    prompt = prompt or Amount(config.max_prompt_length, "at most")
+    if prompt is None or config.hints:
+        prompt = Amount(config.max_prompt_length, "at most")
     first = config.first_batch * config.samples_per_prompt
-    requests = Amount(config.steps * first, "at least" if config.algorithm.resampling else "counted")
+    requests = Amount(config.steps * first, "at least" if config.algorithm.resampling or config.hints else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")

@@ -27,6 +27,7 @@ from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.group_selection import Cursor, without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
+from pedigree.stages.rlvr.hints import refuse_unhinted
 from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
@@ -44,7 +45,9 @@ from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verifying
 
-COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
+COUNTED = (
+    "informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts", "hopeless_groups", "hinted_groups",
+)  # fmt: skip
 """Metrics whose sums over all steps are metrics of the run."""
 BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
 TIMED = "asynchronous: which weights sampled a token depended on the time that engines and trainer took, so another run has other bits"
@@ -58,6 +61,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
+    refuse_unhinted([row for row, _ in prompts], config, chat, job)
     with (
         Verifying() as verifying,
         open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import wait
 from contextlib import nullcontext, suppress
@@ -32,7 +33,7 @@ from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, score_of
 from pedigree.stages.rlvr.run import refuse, usable_prompts
 from pedigree.stages.sampling import engines
-from pedigree.stages.sampling.sampler import Child, Generation
+from pedigree.stages.sampling.sampler import Child, Generation, Request
 from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
@@ -269,6 +270,30 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
     rows = curve(a_job(tmp_path / "job"))
     assert [row["informative_groups"] for row in rows] == [0, 0] and all(row["kept_groups"] == 4 for row in rows)  # the KL has a gradient
+
+
+def test_prompts_that_no_answer_solves_are_trained_on_with_the_hint_that_solves_them(inputs, policy, tmp_path, monkeypatch):
+    """Without hints these prompts end the stage without a signal, as above."""
+    chat, loaded, said = Chat(policy.payload), [0], Counter[str]()
+
+    def answer(place: int, request: Request) -> Generation:
+        asked = chat.decode(request.prompt_ids)
+        said[asked] += 1
+        right = "Hint: It is 7." in asked and said[asked] % 2
+        ids = [*chat.response_ids("7" if right else "12"), chat.eos_id]
+        return Generation(ids, [-5.0] * len(ids), "stop", loaded[-1])
+
+    always = engine(answer, update=lambda part: loaded.append(part.version))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
+    verifier = {"name": "arithmetic", "answer": "7", "hints": ["Count.", "It is 7."]}
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, verifier) for number in range(8)])}}
+    fields = FIELDS | {"steps": 2, "max_logprob_gap": 100.0, "hints": {}, "max_prompt_length": 120}
+    done = models.run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD)
+    assert done["ok"], done
+    rows, shown = curve(a_job(tmp_path / "job")), read_rows(tmp_path / "job" / "out" / "evidence" / "rollouts.jsonl")
+    assert [(row["reward"], row["hopeless_groups"], row["hinted_groups"], row["informative_groups"]) for row in rows] == [(0, 4, 4, 4)] * 2
+    assert all(row["grad_norm"] > 0 for row in rows) and done["metrics"]["hinted_groups"] == 8
+    assert all(row["id"].endswith("/hint-2") and row["messages"][-1]["content"].endswith("\n\nHint: It is 7.") for row in shown)
 
 
 @pytest.mark.slow
