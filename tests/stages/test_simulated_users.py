@@ -112,7 +112,7 @@ def rolled(tmp_path: Path, policy: Artifact) -> Any:  # noqa: F811
         job = a_job(tmp_path / "job", **placed)
         with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
             rolling = replace(roller(verifying, config, [engine(answer)], prompts, chat, job), environments=environments)
-            return [one for group in rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None) for one in group.rollouts]
+            return [one for group in rolling.roll_out([prompts[0], prompts[1]], 0, None) for one in group.rollouts]
 
     return roll_out
 
