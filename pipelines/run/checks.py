@@ -186,8 +186,10 @@ def _packages(node: Node, kernels: str) -> Iterable[str]:
     return dict.fromkeys((*ENGINES[engine], *(("vllm",) if speaks else ()), *own))
 
 
-def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
-    """Refuse to start if packages that the jobs of these stages need are missing."""
+def refuse_missing_engines(
+    graph: Graph, addresses: Collection[str], execution: Execution, instead: str = ", or stop before them with --until"
+) -> None:
+    """Refuse to start if packages that the jobs of these stages need are missing; `instead` is a further remedy."""
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
@@ -198,7 +200,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:
-        remedy = f"{missing('train,serve')}, or stop before them with --until"
+        remedy = f"{missing('train,serve')}{instead}"
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )
