@@ -53,12 +53,13 @@ WORKDIR /project
 COPY --chown=pedigree . .
 RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
     && PIP_NO_CACHE_DIR=1 /venv/bin/python -m pedigree.data.artifacts.assets \
-    && chmod 1777 /home/pedigree /var/cache/pedigree \
+    && mkdir /var/lib/pedigree \
+    && chmod 1777 /var/lib/pedigree /var/cache/pedigree \
     && chmod -R a+rwX /project \
     && git config --system --add safe.directory /project
 
 # A process of its own at the head reaps what jobs leave behind, and passes signals on.
 USER pedigree
-ENV HOME=/home/pedigree USER=pedigree
+ENV HOME=/var/lib/pedigree USER=pedigree
 ENTRYPOINT ["tini", "--"]
 CMD ["pedigree", "--help"]

@@ -86,7 +86,7 @@ bench: setup ## Measures ratios against peers into benchmarks/results and the do
 	python -m benchmarks.table
 
 OUT ?= gpu-check
-gpu-check: ## Checks numerics and speed on a GPU, for a machine with torch and transformers alone (PYTHON=python OUT=folder)
+gpu-check: ## Checks numerics and speed on a GPU, for a machine with torch, transformers and pydantic (PYTHON=python OUT=folder)
 	$(PYTHON) -m benchmarks.gpu_check '$(OUT)'
 
 clean: ## Removes the environment and caches; artifacts and checkpoints stay

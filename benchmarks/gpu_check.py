@@ -13,6 +13,7 @@ import gc
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -538,6 +539,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"there is no check {', '.join(unknown)}: choose from {', '.join(CHECKS)}")
     device = torch.device(given.device)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as jobs have it
     folder = given.folder or Path(tempfile.mkdtemp(prefix="gpu-check-"))
     folder.mkdir(parents=True, exist_ok=True)
     setting = Setting(device, given.peak or peak_of(device), folder)

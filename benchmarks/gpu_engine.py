@@ -27,7 +27,8 @@ def engine_memory(setting: Setting) -> dict[str, Any]:
     for folder in (first, second):
         made_policy(shape, torch.device("cpu"), torch.bfloat16, "sdpa").model.save_pretrained(folder)
     write_version(second, 1)
-    numerics = Numerics.model_validate({"device": setting.device.type, "threads": 1})
+    ranks = 2 if setting.on_gpu and torch.cuda.device_count() > 1 else 1
+    numerics = Numerics.model_validate({"device": setting.device.type, "threads": 1, "tensor_parallel": ranks})
     placement = Placement(gpu_memory_utilization=0.3, sampler_memory_gb=0.1)
     requests = [Request(made_ids(40, number, shape.vocabulary), number) for number in range(8)]
     before, ready, marks = free_bytes(setting), threading.Event(), {}

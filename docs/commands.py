@@ -15,7 +15,7 @@ HEAD = """# The command line
 
 `pedigree COMMAND --help` shows the same in the terminal. `pedigree --version` prints the version, commit and Python version.
 `pedigree --install-completion` enables tab completion of commands, recipes, stages, profiles and artifacts (bash, zsh, fish, PowerShell);
-`pedigree --show-completion` prints the script for manual installation.
+`pedigree --show-completion` prints the script for manual installation. Terms: [how it works](how-it-works.md#terms).
 
 | exit code | meaning |
 |---|---|

@@ -24,9 +24,9 @@ $ pedigree plan olmo2_1b --json
 ```
 
 Expected scores, hardware and differences come from the block `published` of a recipe (`configs/base/published.py`), which is not part of
-any stage's identity. `plan` shows them next to its own estimates, and the report next to measured scores; a recipe that extends another
-inherits the fields it does not set. Because published scores have no intervals, a tolerance is two standard errors of a difference, 2 √(2
-p (1 - p) / n), at the stage where they are largest.
+any stage's [identity](how-it-works.md#identity). `plan` shows them next to its own estimates, and the report next to measured
+scores; a recipe that extends another inherits the fields it does not set. Because published scores have no intervals, a tolerance is two
+standard errors of a difference, 2 √(2 p (1 - p) / n), at the stage where they are largest.
 
 Each row of the settings tables is a line of the recipe; its source is a line of the first document that the recipe's introduction names, a
 table of the paper, or as stated.

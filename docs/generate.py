@@ -17,7 +17,7 @@ from docs import commands, flagship, planning, several_nodes
 from docs.results import meanings
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.judging.rephrased import FindRephrased
-from pedigree.configs.language.execution import Execution, Kubernetes, Local, Machine, Numerics, Override, Placement, Ray, Slurm
+from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.kinds import KINDS, Kind
 from pedigree.configs.methods.policy_gradient import AdaptiveKl, Aggregation
 from pedigree.configs.rows.suite_forms import Form
@@ -29,8 +29,8 @@ HEAD = """# Stages
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
 A stage is a versioned kind of work. It takes artifacts at named ports and produces an artifact of one type; a recipe connects matching
-types. The whole configuration is part of the result's identity: changing any field makes a different artifact. How and where a stage runs
-is configured separately, in `configs/execution/` ([profiles.md](profiles.md)).
+types. The whole configuration is part of the result's [identity](how-it-works.md#identity): changing any field makes a different artifact.
+How and where a stage runs is configured separately, in `configs/execution/` ([profiles.md](profiles.md)).
 
 Each kind has a page with its fields. [Shared parts](stages/shared.md) are configurations that several kinds use, such as the optimizer.
 """
@@ -40,15 +40,14 @@ SHARED_HEAD = """# Shared parts
 
 Parts of configurations that several [kinds of stages](../stages.md) use.
 """
-PROFILE_PARTS = (Execution, Override, Machine, Numerics, Placement, Local, Slurm, Ray, Kubernetes)
 PROFILES_HEAD = """# Execution profiles
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
 `configs/execution/NAME.yaml` specifies how and where stages run: at the top for all stages, under `kinds` for a kind, under `stages` for
-one stage; the more specific setting wins. None of it is part of a result's identity. `numerics` can change rounding, so they are recorded,
-and a checkpoint made under other numerics is resumed only on request. `placement` never changes a bit, except in a stage with
-`chunk_size: continuous`, where memory and engines decide which requests are computed together.
+one stage; the more specific setting wins. None of it is part of a result's [identity](how-it-works.md#identity). `numerics` can change
+rounding, so they are recorded, and a checkpoint made under other numerics is resumed only on request. `placement` never changes a bit,
+except in a stage with `chunk_size: continuous`, where memory and engines decide which requests are computed together.
 
 The tests verify each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. See
 [training.md](training.md) for the effect on training, [resume.md](resume.md) for how jobs end and resume, and [plan.md](plan.md) for
@@ -123,7 +122,7 @@ def pages() -> dict[str, str]:
 
 def profiles_page() -> str:
     """The page of execution profile fields."""
-    return "\n".join([PROFILES_HEAD, *(_config(part) for part in PROFILE_PARTS)]).rstrip() + "\n"
+    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, *parts_of(Execution)))]).rstrip() + "\n"
 
 
 def forms_page() -> str:

@@ -44,8 +44,9 @@ $ pedigree plan tulu3_8b --execution gpu8 --faster
 
 **Faster settings.** `--faster` tries all combinations of ZeRO stage, recomputed layers, tokens per pass, GPUs per engine, and, if engines
 generate while ranks train, GPUs of either side. For each stage that would gain more than {worth:.0%}, it prints the fastest ones that take
-at most {room:.0%} of a GPU, as lines for the profile. Nodes, slots and the identity of stages stay. Times are the estimate plus what ranks
-exchange, as if nothing overlapped; *Plan and run* in the report shows how far such an estimate is from a finished run.
+at most {room:.0%} of a GPU, as lines for the profile. Nodes, slots and the [identity](how-it-works.md#identity) of stages stay. Times are
+the estimate plus what ranks exchange, as if nothing overlapped; *Plan and run* in the report shows how far such an estimate is from a
+finished run.
 
 **Machine.** [`machine`](profiles.md#machine) in the profile: `{{gpu: h100, gpus_per_node: 8, host_memory_gb: 1024}}`, or explicit numbers.
 Without it, a GPU profile queries the local driver, and a CPU profile the kernel. If the machine remains unknown, the terms are stated and

@@ -90,6 +90,8 @@ attempt waits for `pedigree join` on as many machines as before. To continue on 
 `world_size`) and add [`--allow-numerics-change`](resume.md): reductions of GPUs may round otherwise, and the record states the change.
 Ctrl-C in `pedigree join`, or SIGTERM, stops the whole job with a checkpoint.
 
+**A slow node** makes the others wait; the [report](training.md#checks-during-a-job) names it.
+
 **Who does what.** Rank 0, on the machine of `pedigree run`, writes progress, curve, evidence and the result, and runs engines and
 verifiers. Every rank reads rows, weights and tokens from the shared folder, sends its own heartbeat, and writes its part of a checkpoint.
 The log of another node is `log-HOSTNAME.txt` next to the job's `log.txt`; in Slurm, all nodes write to `log.txt`.

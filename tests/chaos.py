@@ -157,8 +157,8 @@ class NotHere(Exception):
 
 
 def pause(rng: random.Random, shortest: float, longest: float) -> None:
-    """What is disturbed goes on for a random while, which is the point of it; nothing is waited for."""
-    time.sleep(rng.uniform(shortest, longest))
+    """What is disturbed goes on for a random while, which is the point of it."""
+    time.sleep(rng.uniform(shortest, longest))  # nothing is waited for
 
 
 def edit_the_recipe(run: Run, rng: random.Random) -> Run:

@@ -345,7 +345,6 @@ OWN_FILES = {
     "pipelines/prefect/record.py": {"json.loads", "read_text"},  # records of flow runs below .pedigree
     "pipelines/cli/progress.py": {"json.loads", "read_text"},  # signs of life of a job
     "pipelines/cli/looking.py": {"read_text"},  # logs of jobs
-    "pipelines/cli/init.py": {"read_text"},  # packaged recipes, and files of the user, which it extends without parsing them
     "pipelines/cli/doctor.py": {"read_text"},  # this clone's locks, and what the machine says of itself
     "pipelines/cli/slurm_doctor.py": {"json.loads", "read_text"},  # what a job of its own has printed
     "pipelines/cli/kubernetes_doctor.py": {"json.loads", "read_text"},  # the same

@@ -60,6 +60,14 @@ def test_half_by_dvc_and_half_by_pedigree_is_one_clean_state(project, chain):
     assert "up to date" in call(project, "dvc", "status")
 
 
+def test_dvc_shows_the_graph_and_the_metrics(project, chain):
+    file = "artifacts/tiny/dvc.yaml"
+    graph = call(project, "dvc", "dag", "--dot", file)
+    assert {stage for stage in chain if f"{file}:{stage}" in graph} == chain.keys()
+    for command in ("show", "diff"):
+        assert "artifacts/tiny/scores/evidence/metrics.json" in call(project, "dvc", "metrics", command, "--json")
+
+
 def test_the_leaks_that_were_planted_are_gone(project, chain):
     def leaks(stage):
         return [row for row in records.stream(project / f"artifacts/tiny/{stage}/payload") if row["source"].startswith("leak")]

@@ -1,5 +1,6 @@
 """What developers rely on: unit tests cannot start processes, `make quick` finds what a change affects, hooks find what they are for."""
 
+import ast
 import json
 import os
 import re
@@ -37,7 +38,7 @@ def import_an_engine() -> None:
         (lambda: subprocess.run(["true"], check=True), "starts a process"),
         (os.fork, "starts a process"),
         (lambda: os.system("true"), "starts a process"),
-        (lambda: time.sleep(0.001), "sleeps"),
+        (lambda: time.sleep(0.001), "sleeps"),  # which is noticed
         (import_an_engine, "imports deepspeed"),
     ],
     ids=["subprocess", "fork", "shell", "sleep", "engine"],
@@ -57,13 +58,13 @@ def test_a_unit_test_that_is_none_fails(monkeypatch, forbidden, named):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is what the second sleeper ends by
 def test_nothing_is_forbidden_beside_unit_tests_nor_in_threads_that_others_have_left():
-    time.sleep(0)
+    time.sleep(0)  # allowed here
     subprocess.run(["true"], check=True)
     inside = threading.Event()
 
     def sleeper():
         inside.wait(deadline(60))
-        time.sleep(0)
+        time.sleep(0)  # allowed here
 
     left = threading.Thread(target=sleeper)
     left.start()
@@ -74,6 +75,17 @@ def test_nothing_is_forbidden_beside_unit_tests_nor_in_threads_that_others_have_
         own = threading.Thread(target=sleeper)
         own.start()
         own.join()
+
+
+def test_a_test_that_sleeps_says_why():
+    """Events are awaited (`waiting.py`); what sleeps in a program that a test starts is not meant."""
+    silent = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        text = path.read_text()
+        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)] if "time.sleep(" in text else []
+        sleeps = [call.lineno for call in calls if ast.unparse(call.func) == "time.sleep"]
+        silent += [f"{path.name}:{line}" for line in sleeps if "#" not in text.splitlines()[line - 1]]
+    assert silent == []
 
 
 def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):

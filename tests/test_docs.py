@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import json
+import os
 import re
 import shlex
 import shutil
@@ -10,8 +11,9 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,15 @@ from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
 from pedigree.configs.base.published import Published
+from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Execution, Numerics, Placement
 from pedigree.configs.language.graph import Graph
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
-from pedigree.configs.methods.language_model import ByEndpoint, key_variable
+from pedigree.configs.methods.environment_programs import EnvironmentProgram, SimulatedUser
+from pedigree.configs.methods.language_model import ByEndpoint, endpoints, key_variable
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
@@ -46,6 +50,7 @@ from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.sources.layouts import example_of
 from pedigree.pipelines.cli.main import app, main
+from pedigree.pipelines.jobs.attempts import RESUMED
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -142,6 +147,40 @@ def test_each_function_of_the_main_path_calls_the_next_one():
         assert called in used or number in ("1", "8"), f"{name} does not call {called}"
 
 
+def causes_of_failures() -> set[str]:
+    """The words that a stage may have failed with, as `failed (WORD)` shows them."""
+    found: set[str] = set()
+    files = [*(ROOT / "pipelines/jobs").glob("*.py"), *(ROOT / "pipelines/run").glob("*.py")]
+    for file in [*files, ROOT / "stages/__main__.py", ROOT / "stages/job/failures.py"]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            given: Sequence[ast.AST] = []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "StageFailed":
+                given = node.args[1:2]
+            elif isinstance(node, ast.Call):
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "cause"]
+            elif isinstance(node, ast.FunctionDef) and node.returns and "tuple[str, str]" in ast.unparse(node.returns):
+                given = [pair.elts[0] for pair in ast.walk(node) if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+            elif isinstance(node, ast.FunctionDef) and node.name in ("cause_of", "storage_cause"):
+                given = [part for back in ast.walk(node) if isinstance(back, ast.Return) and back.value for part in branches(back.value)]
+            found |= {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}
+    return found - {"lingers"}  # a job that has a result: it has not failed
+
+
+def branches(value: ast.expr) -> list[ast.expr]:
+    return [*branches(value.body), *branches(value.orelse)] if isinstance(value, ast.IfExp) else [value]
+
+
+def test_every_cause_of_a_failed_stage_is_explained_with_what_follows():
+    text = (ROOT / "docs/failures.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| .*", text[text.index("| cause | result |") :], re.MULTILINE)[1:]]
+    results = {cause: row[1] for row in rows for cause in re.findall(r"`([a-z_]+)`", row[0].partition(":")[0])}
+    causes = causes_of_failures()
+    assert causes >= RESUMED | {"cancelled", "remote", "not_finished", "inputs_moved", "overtaken", "bug", "timeout", "not_writable"}
+    assert results.keys() >= causes
+    again = {cause for cause, result in results.items() if re.search("is restarted|retried", result)}
+    assert again == RESUMED
+
+
 def test_make_targets_that_are_named_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     pages = [*NAMES, ".github/workflows/checks.yml", ".devcontainer/devcontainer.json"]
@@ -172,7 +211,7 @@ REQUIRED = {
         "steps": 1,
         "prompts_per_step": 4,
         "samples_per_prompt": 2,
-        "sampling": {"max_tokens": 8},
+        "sampling": {"max_tokens": 256},
         "max_prompt_length": 8,
     },
     "preference_train": {"loss": {"type": "dpo"}, "global_batch": 2, "max_length": 8},
@@ -221,6 +260,12 @@ def test_every_part_of_a_configuration_is_described_once():
     assert sorted(headings) == sorted(f"## {part.__name__}" for part in parts)
 
 
+def test_every_part_of_a_profile_is_described_on_its_page():
+    headings = re.findall("^## (.*)", GENERATED["profiles.md"], re.MULTILINE)
+    assert headings[0] == "Execution" and {"TensorBoard", "Slurm"} < {*headings}
+    assert sorted(headings[1:]) == sorted(part.__name__ for part in generate.parts_of(Execution))
+
+
 def test_no_page_of_a_kind_is_left_over():
     assert {f"docs/{name}" for name in GENERATED} >= {name for name in NAMES if name.startswith("docs/stages/")}
 
@@ -234,6 +279,14 @@ def test_every_page_is_two_clicks_from_the_first():
     reached = first.union(*map(links_of, first))
     assert not [page for page in (ROOT / "docs").rglob("*.md") if page not in reached and page.name != "index.md"]
     assert ROOT / "docs" / "index.md" in links_of(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/") and name.count("/") == 1])
+def test_a_page_that_uses_our_terms_links_to_them(name):
+    text = (ROOT / name).read_text()
+    bare = re.sub("`.*?`", "", text)
+    uses = re.search("`(evidence|payload)/", text) or re.search(r"\b(identity|lease|fencing token|stage's key)\b", bare)
+    assert not uses or "how-it-works.md" in text or name == "docs/how-it-works.md"
 
 
 def shape(html: str) -> str:
@@ -254,7 +307,6 @@ def test_a_page_reads_the_same_on_github_and_on_the_site(name):
 
 
 @pytest.mark.integration
-@pytest.mark.nightly  # CI builds it before all tests
 def test_the_site_builds_without_a_broken_link_or_anchor(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "mkdocs.yml", "--site-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -448,6 +500,25 @@ def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
     assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
 
 
+def test_the_simulated_user_of_the_manual_is_a_server_and_no_file(tmp_path):
+    node = extension(tmp_path, example("docs/own-environment.md", "type: user")).find("rlvr")
+    assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
+    assert [by.model for by in endpoints(node.config)] == ["Qwen/Qwen3-32B"]
+    assert "task: 2 + 2?\n" in user.told({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
+
+
+def test_the_player_of_verifiers_in_the_manual_is_a_program_that_a_stage_accepts(tmp_path):
+    """The library is no dependency: the page states the version that it was tried with."""
+    (tmp_path / "mine.py").write_text(example("docs/own-environment.md", "import verifiers\n\n    logging", "python"))
+    assert problem_of_program(tmp_path, "mine.py", "Environment") is None
+    written = parse_value(example("docs/own-environment.md", "arguments: {environment: wordle}"))["stages"]["wordle"]
+    config = Rlvr.model_validate({name: value for name, value in written.items() if name not in ("kind", "in")})
+    assert isinstance(config.environment, EnvironmentProgram) and config.environment.trusted
+    namespace: dict[str, Any] = {}
+    exec((tmp_path / "mine.py").read_text(), namespace)
+    assert [*signature(namespace["Environment"].reset).parameters] == ["self", *config.environment.arguments, "row"]
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     graph = extension(tmp_path, example("docs/rewards.md", "kind: overoptimization"), "demo")
     assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("mine/judged",)
@@ -482,7 +553,7 @@ def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
     for number, example in enumerate(examples):
         (tmp_path / f"test_example_{number}.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}", "PATH": "/usr/bin:/bin", "GX_ANALYTICS_ENABLED": "false"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and f"{len(examples)} passed" in done.stdout, done.stdout + done.stderr
 
@@ -527,5 +598,5 @@ def test_the_recipe_of_all_methods_has_all_methods():
     for kind, configs in generate.methods().items():
         used = set().union(*(types_in(node.config.model_dump(mode="json")) for node in graph.nodes.values() if node.kind == kind))
         listed = {typing.get_args(config.model_fields["type"].annotation)[0] for config in configs if "type" in config.model_fields}
-        listed -= {"program", "environment", "rating"}  # files of the user's project, and a server
+        listed -= {"program", "environment", "rating", "user"}  # files of the user's project, and servers
         assert listed <= used, f"{kind}: configs/recipes/methods.yaml lacks {sorted(listed - used)}"

@@ -86,7 +86,7 @@ def test_the_demo_finds_its_models_under_any_user_id() -> None:
     (cache,) = re.findall(r"PEDIGREE_CACHE=(\S+)", DOCKERFILE)
     fetched = DOCKERFILE.index("-m pedigree.data.artifacts.assets")
     assert not cache.startswith(("/home", "/root", "/tmp")) and DOCKERFILE.index(cache) < fetched < DOCKERFILE.index("USER pedigree")
-    for folder, mode in ((f"/home/pedigree {cache}", "1777"), ("/project", "-R a+rwX")):
+    for folder, mode in ((f"/var/lib/pedigree {cache}", "1777"), ("/project", "-R a+rwX")):
         assert f"chmod {mode} {folder} " in DOCKERFILE
 
 

@@ -52,7 +52,7 @@ def until(condition: Callable[[], Found], seconds: float = 60.0, *, alive: Calla
     while not (found := condition()):
         assert alive() or condition(), "it ended before the condition was met"
         assert time.monotonic() < end, f"the condition was not met within {deadline(seconds):.0f} s"
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # between two looks
     return found
 
 

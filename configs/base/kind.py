@@ -49,8 +49,8 @@ REWARDING = ("data/chat/reward_stats.py", "stages/sampling/rewards.py")
 """Code that scores answers by reward models."""
 FUNCTIONS = tuple(f"stages/verifiers/{name}.py" for name in ("project_programs", "reward_programs", "sandboxed"))
 """Code that scores answers by functions of the project."""
-CONVERSATIONS = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/sampling/conversations.py")
-"""Code of conversations with an environment of the project."""
+CONVERSATIONS = (*FUNCTIONS, "stages/verifiers/environments.py", "stages/sampling/conversations.py", "stages/sampling/partners.py")
+"""Code of conversations with an environment."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""Settings of TRL, axolotl, open-instruct, LLaMA-Factory, OpenRLHF and verl, and their names here; `docs/from-trl.md` shows the table."""
+"""Settings of TRL, axolotl, open-instruct, LLaMA-Factory, NeMo-RL, OpenRLHF, slime and verl, and their names here; `docs/from-trl.md` shows
+the table."""
 
 _NAMES = {
+    "active_sampling dynamic_filtering filter_groups use_dynamic_sampling": "`algorithm: {resampling: {max_batches: ...}}`",
     "actor_learning_rate learning_rate lr": "`optimizer: {learning_rate: ...}`",
     "actor_rollout_ref": "the fields of a stage `kind: rlvr`: `algorithm`, `optimizer`, `sampling` and others",
     "adam_beta1": "`optimizer: {beta1: ...}`",
@@ -48,6 +50,7 @@ _NAMES = {
     ),
     "flash_attention": "the profile's `numerics: {attention: varlen}`",
     "fp16": "`dtype: bf16` or `dtype: fp32`",
+    "gen_batch_size over_sampling_batch_size": "`algorithm: {resampling: {batch_multiplier: ...}}`, a factor of `prompts_per_step`",
     "generate_max_len max_completion_length max_new_tokens response_length": "`sampling: {max_tokens: ...}`",
     "gradient_accumulation_steps": "nothing: it follows from `global_batch` and the profile's micro-batches",
     "gradient_checkpointing": "the profile's `numerics: {gradient_checkpointing: ...}`",

@@ -3,7 +3,7 @@
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
-from pedigree.configs.methods.environment_programs import EvaluatedEnvironment
+from pedigree.configs.methods.environment_programs import AnyEvaluated
 from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.reward_terms import RewardProgram, distinct
 from pedigree.configs.rows.datasets import PrepareData, form_of
@@ -31,9 +31,9 @@ class Evaluate(Frozen):
     """Functions of the project, as in the reward of `rlvr`. Each is a metric of every suite; of a suite whose items have the verifier
     `facts`, the first one is the score."""
 
-    environment: EvaluatedEnvironment | None = added(None)
-    """A class of the project that answers the policies between several turns; the suites have no forms. Verifiers and programs see the last
-    answer, in the conversation before it."""
+    environment: AnyEvaluated | None = added(None)
+    """A class of the project, or a simulated user, that answers the policies between several turns; the suites have no forms. Verifiers and
+    programs see the last answer, in the conversation before it."""
 
     @model_validator(mode="after")
     def _check_samples(self) -> "Evaluate":

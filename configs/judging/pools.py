@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
-from pedigree.configs.methods.environment_programs import PlayedEnvironment
+from pedigree.configs.methods.environment_programs import AnyPlayed
 from pedigree.configs.methods.language_model import Sampling
 
 
@@ -77,9 +77,9 @@ class Sample(Frozen):
     """Requests submitted together: the unit of generation and resume, with results that are bit-identical after any interruption.
     `continuous`: submit all requests and store each answer as it finishes, so that none waits for the longest answer of a chunk; an
     interrupted run may then sample different tokens than an uninterrupted one, and is marked accordingly."""
-    environment: PlayedEnvironment | None = added(None)
-    """A class of the project that answers the policies between several turns. The rows are judgments then: the last answer of a
-    conversation, in the conversation before it, with its score."""
+    environment: AnyPlayed | None = added(None)
+    """A class of the project, or a simulated user, that answers the policies between several turns. The rows are judgments then: the last
+    answer of a conversation, in the conversation before it, with its score."""
     dtype: Dtype = "bf16"
     """Dtype for inference."""
     seed: int = Field(default=0, ge=0)

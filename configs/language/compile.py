@@ -65,7 +65,7 @@ def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
     """Write each file whose text changed, atomically; return their paths.
 
     Raises:
-        ConfigError: a recipe outside of `configs/recipes` has the name of one there.
+        ConfigError: a recipe outside of `configs/recipes` has the name of one there, or the user's own `dvc.yaml` would be replaced.
     """
     texts: dict[str, str] = {}
     for graph in graphs:
@@ -77,6 +77,9 @@ def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
         if compiled and source_file(graph.recipe) not in compiled:
             (root / source_file(graph.recipe)).unlink(missing_ok=True)  # of a file that has been moved into `configs/recipes` since
     changed = [name for name, text in texts.items() if not _holds(root / name, text.encode())]
+    shared = pipeline_file(DEFAULT_RECIPE)  # a project may have a pipeline of its own at its root; `artifacts/RECIPE` is the recipe's
+    if shared in changed and not _is_compiled(root / shared):
+        raise ConfigError([Problem(shared, None, "is not a compiled file, and would be replaced by one: move it, or rename the recipe")])
     for name in changed:
         _replace(root / name, texts[name])
     return changed
@@ -138,6 +141,20 @@ def _header(graph: Graph) -> str:
     return f"# Written by `pedigree compile {graph.source}{changes}` from {file}: edit the recipe, not this file.\n"
 
 
+_HEADER = re.compile(rb"^# (Written by `pedigree compile|Compiled from) ", re.MULTILINE)
+"""Start of the header, now and in version 0.1. A merge conflict may precede it by a line."""
+
+
+def _is_compiled(path: Path) -> bool:
+    """Whether a file may be replaced by a compiled one, because it is one or does not exist."""
+    if not os.path.lexists(path):
+        return True
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    with path.open("rb") as file:
+        return bool(_HEADER.search(file.read(1024)))
+
+
 def _is_path(source: str) -> bool:
     return source.endswith((".yaml", ".yml"))
 
@@ -175,5 +192,5 @@ def _holds(path: Path, data: bytes) -> bool:
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    temporary.write_bytes(text.encode())
     os.replace(temporary, path)

@@ -82,7 +82,7 @@ class Numerics(Frozen):
     """Ranks of a training job."""
     nodes: int = Field(default=1, ge=1)
     """Machines among which the ranks of a training job are divided. The job starts on one of them and waits until `pedigree join` runs on
-    the others (docs/machines.md)."""
+    the others (docs/several-nodes.md)."""
     sequence_parallel: int = Field(default=1, ge=1)
     """Ranks of `sft`, `preference_train` and `reward_model` that compute each packed row together, each a slice of its tokens, for rows
     whose activations one GPU cannot hold. Divides `world_size` and the model's key heads; `micro_batch_tokens` are those of the row."""

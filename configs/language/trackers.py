@@ -54,4 +54,12 @@ class Prometheus(Frozen):
     """The collector's folder, relative to the project; each recipe gets `pedigree_RECIPE.prom` in it."""
 
 
-Tracker = Annotated[TensorBoard | Wandb | Mlflow | Prometheus, Field(discriminator="type")]
+class JsonLog(Frozen):
+    """A file of JSON lines, one for each new state of a stage, for collectors of logs."""
+
+    type: Literal["json"]
+    file: Text
+    """Relative to the project; lines are appended."""
+
+
+Tracker = Annotated[TensorBoard | Wandb | Mlflow | Prometheus | JsonLog, Field(discriminator="type")]

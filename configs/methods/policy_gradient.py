@@ -126,8 +126,16 @@ class Resampling(Frozen):
     source: ClassVar[str] = "Yu et al. 2025, arXiv 2503.14476, §3.2 and eq. 11"
 
     max_batches: int = Field(default=10, ge=1)
-    """Maximum batches of rollouts per step, each of at most `prompts_per_step` prompts. A step that reaches it trains on the groups that it
-    has; without any, it is as without resampling. No prompt is drawn twice in a step."""
+    """Maximum batches of rollouts per step, each of at most `batch_multiplier` times `prompts_per_step` prompts. A step that reaches it
+    trains on the groups that it has; without any, it is as without resampling. No prompt is drawn twice in a step."""
+    batch_multiplier: float = added(1.0, ge=1)
+    """Over-sampling (NeMo-RL's name): the first batch has this times `prompts_per_step` prompts, rounded, so that few steps need a second
+    one. The first informative groups in the order of prompts are kept, not the first to finish, which would be those of short answers; the
+    prompts after them are drawn again by the next step."""
+
+    def batch(self, prompts: int) -> int:
+        """Prompts of the first batch of a step that requires so many groups; no later one has more."""
+        return round(self.batch_multiplier * prompts)
 
 
 class Teacher(Frozen):

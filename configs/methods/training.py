@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, HeadPrecision, Many, added
 from pedigree.configs.base.shrink import Cut, even
 from pedigree.configs.base.work import Adapters, Amount, Amounts, PlannedStage, TrainingPlan, at_ports
-from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.environment_programs import AnyEnvironment, EnvironmentProgram
 from pedigree.configs.methods.language_model import Sampling
 from pedigree.configs.methods.optimizer import Optimizer
 from pedigree.configs.methods.policy_gradient import Algorithm, Ppo
@@ -272,6 +272,30 @@ class Asynchronous(Frozen):
         return self
 
 
+class Hints(Frozen):
+    """Prompts whose answers are all equally wrong are asked again with a hint of their own, the weakest first.
+
+    The answers to the first prompt with a hint that are not all equally wrong replace those without one. They are trained on as answers
+    to that longer prompt, which sampled them, so they are on-policy. Rewards and lengths of the curve are those without hints.
+    """
+
+    formula: ClassVar[str] = "x ← x ⊕ h_k for the first k of which not v_1 = ... = v_G < 1, by the verifier; without any, x is kept"
+    source: ClassVar[str] = (
+        "hints from abstract to concrete: Zhang et al. 2025, arXiv 2510.19807 (Scaf-GRPO), which replaces one answer; whole groups with "
+        "parts of the solution: Liu et al. 2025, arXiv 2507.10628 (GHPO)"
+    )
+
+    text: str = "\n\nHint: {hint}"
+    """Appended to the last user turn, with the hint for `{hint}`."""
+
+    @field_validator("text")
+    @classmethod
+    def _check_text(cls, value: str) -> str:
+        if "{hint}" not in value:
+            raise ValueError(f"text {value!r} has no place for a hint: write {{hint}} in it")
+        return value
+
+
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
@@ -284,18 +308,24 @@ class Rlvr(Frozen):
     """Prompts per batch of rollouts."""
     samples_per_prompt: int = Field(ge=1)
     """Answers per prompt (the group size)."""
+    no_resampling_pass_rate: float | None = added(None, gt=0, le=1)
+    """Set solved prompts aside (open-instruct, with 0.875 for OLMo 3): once the mean verifier score of a prompt's answers in a step is at
+    least this, no later step draws it. If fewer than `prompts_per_step` would be left, all are drawn again. Off by default."""
     sampling: Sampling
     """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Rewards of answers: by verifiers, functions of the project, reward models, language models, and terms such as length."""
-    environment: EnvironmentProgram | None = added(None)
-    """A class of the project that answers the policy between several turns; the term `environment` of the reward is what it gives for
-    them. Verifiers and all other terms see the last answer, in the conversation before it."""
+    environment: AnyEnvironment | None = added(None)
+    """A class of the project, or a simulated user, that answers the policy between several turns; the term `environment` of the reward is
+    what a class gives for them. Verifiers and all other terms see the last answer, in the conversation before it."""
     credit: Literal["conversation", "turn"] = added("conversation")
     """`conversation`: all tokens of a conversation have one advantage, that of its reward R. `turn`, for grpo, dapo and cispo: what the
     environment gave for a turn is its reward r_k, all else of R belongs to the last turn, and the tokens of turn k have the advantage
     A_k = Σ_{l≥k} (r_l - mean r) / (std r + 1e-4), mean and std over all turns of all answers to the prompt (process supervision, Shao et
     al. 2024, arXiv 2402.03300, §4.1.3). With one turn both are equal."""
+    hints: Hints | None = added(None)
+    """Ask prompts whose answers are all equally wrong again, with a hint of their own (`hints` of their verifiers); `{}` for the defaults.
+    By default they are left as they are."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -326,6 +356,12 @@ class Rlvr(Frozen):
     first updates away (maximum rank 512). A value model is trained in full."""
     seed: int = Field(default=0, ge=0)
     """Seed of prompt order, sampling and newly initialized weights."""
+
+    @property
+    def first_batch(self) -> int:
+        """Prompts that a step draws first."""
+        resampling = self.algorithm.resampling
+        return resampling.batch(self.prompts_per_step) if resampling else self.prompts_per_step
 
     @property
     def turns(self) -> int:
@@ -372,8 +408,25 @@ class Rlvr(Frozen):
         greedy = self.algorithm.advantage == "greedy"
         if problem := reward_problem(self.reward, self.sampling.max_tokens, self.samples_per_prompt, greedy):
             raise ValueError(problem)
-        if self.environment is None and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
-            raise ValueError("reward.terms has the term environment, but there is none: set `environment: {path: ..., max_turns: ...}`")
+        if not isinstance(self.environment, EnvironmentProgram) and any(isinstance(term, EnvironmentReward) for term in self.reward.terms):
+            raise ValueError("reward.terms has the term environment, but there is none with rewards: set `environment: {path: ...}`")
+        if self.no_resampling_pass_rate is not None and not self.reward.verifies:
+            raise ValueError(
+                f"no_resampling_pass_rate {self.no_resampling_pass_rate} bounds verifier scores, but nothing of the reward requires them: "
+                "remove it, or set reward.right above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_hints(self) -> "Rlvr":
+        if self.hints is None:
+            return self
+        if self.environment is not None:
+            raise ValueError("hints are added to prompts of one answer, and an environment may replace them: remove hints or environment")
+        if not self.reward.verifies:
+            raise ValueError("hints are given where the verifier's scores are equal, but the reward asks no verifier: set reward.right")
+        if self.samples_per_prompt < 2:
+            raise ValueError("hints are given where all answers to a prompt are wrong, so samples_per_prompt must be at least 2: raise it")
         return self
 
     @model_validator(mode="after")

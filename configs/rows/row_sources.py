@@ -78,7 +78,7 @@ LAYOUT_COLUMNS = (
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
     "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
-    "template_arguments", "chat_template_kwargs", "tools", "functions", "tool_calls", "system",
+    "template_arguments", "chat_template_kwargs", "tools", "functions", "tool_calls", "system", "hints",
 )  # fmt: skip
 """The columns that `data/sources/layouts.py` reads."""
 

@@ -25,7 +25,7 @@ from pedigree.data.chat.tools import texts_called, texts_offered
 from pedigree.data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 from pedigree.data.contamination.spelling import Vocabulary, corrected
 from pedigree.data.records.messages import CALL, RESULT, user_turns
-from pedigree.data.records.records import texts_within
+from pedigree.data.records.records import hints_of, texts_within
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
@@ -210,11 +210,12 @@ def compared(item: Mapping[str, Any]) -> list[str]:
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     """The texts of a row's turns with these roles.
 
-    Calls and a preference's answers count as the assistant's, results as the user's, and template arguments as the system's. Calls and
-    tools are searched as JSON and as the strings in it.
+    Calls and a preference's answers count as the assistant's, results and hints as the user's, and template arguments as the system's.
+    Calls and tools are searched as JSON and as the strings in it.
     """
     found = [message["content"] for message in row["messages"] if OF_TURNS.get(message["role"], message["role"]) in turns]
     found += texts_called(row) if "assistant" in turns else ()
+    found += hints_of(row) if "user" in turns else ()
     found += (*texts_within(row.get("template_arguments")), *texts_offered(row)) if "system" in turns else ()
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
 

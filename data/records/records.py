@@ -262,6 +262,12 @@ def texts_within(value: Any) -> Iterator[str]:
             yield from texts_within(inner)
 
 
+def hints_of(row: Mapping[str, Any]) -> list[str]:
+    """Hints of a prompt, weakest first: an argument of its verifier that no verifier reads. `facts` may mean something else by it."""
+    verifier = row.get("verifier") or {}
+    return [] if verifier.get("name") == "facts" else verifier.get("hints", [])
+
+
 def turns_and_answers(row: Mapping[str, Any]) -> list[str]:
     """The texts of a row's messages and of a preference's answers."""
     return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]

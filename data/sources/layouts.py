@@ -122,6 +122,14 @@ def _after_system(row: Any, messages: list[Message]) -> list[Message]:
     return [turn, *messages]
 
 
+def with_hints(example: Example, row: Any) -> Example:
+    """The example with the row's column `hints`, a text or a list of texts, as an argument of its verifier, if it has both."""
+    hints = row.get("hints") if isinstance(row, dict) else None
+    if example.verifier is None or not is_there(hints):
+        return example
+    return replace(example, verifier={**example.verifier, "hints": [hints] if isinstance(hints, str) else hints})
+
+
 def _refuse_unclear(row: Any) -> None:
     """Raise ValueError for a single answer's label that is neither true nor false, or for a score that is not a finite number."""
     for name, meant in (("label", "neither true (a good answer) nor false (a bad one)"), ("score", "no finite number")):

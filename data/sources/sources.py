@@ -150,6 +150,8 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
 
         def made(row: Any) -> dict[str, Any]:
             example = layouts.example_of(row, verifier, rules, record)
+            if isinstance(source, Read) and "hints" in source.columns:  # other rows may have a column of this name
+                example = layouts.with_hints(example, row)
             if not isinstance(source, Read) or not source.columns:
                 layouts.refuse_beside(row)
             valid = _valid(example, record, task, name, outside)

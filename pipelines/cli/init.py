@@ -19,7 +19,7 @@ DVC_CONFIG = """\
     autostage = false
     check_update = false
     checksum_jobs = 4
-    # `true` in .dvc/config.local if the project is on NFS
+    # `true` in .dvc/config.local where `flock` does not work across machines, as on some NFS servers
     hardlink_lock = false
 [cache]
     # No hard links: for root they are writable, and a write in place would change the cached object too.
@@ -58,10 +58,15 @@ def init(
     are never replaced, so the command can be repeated, for example in a fresh clone of a project.
     """
     from pedigree.configs.language.recipe_files import recipe_names
+    from pedigree.pipelines.ledger.git import refused
+    from pedigree.pipelines.publish.commits import ledger_names, with_reasons
 
     project, made = create(folder, recipe)
     echo(f"{project.root}: {'made ' + ', '.join(made) if made else 'complete, nothing to do'}")
     started = recipe or (EXAMPLE if (project.recipes / f"{EXAMPLE}.yaml").exists() else next(iter(recipe_names(project.recipes))))
+    refusals = refused(project, ledger_names(started))
+    if refusals:
+        echo(f"\nGit would not add {with_reasons(refusals)}, which will record the results of {started}: remove the rule or link.")
     echo("\nNext:")
     if project.root != Path.cwd():
         echo(f"  cd {shlex.quote(str(folder))}")
@@ -75,7 +80,8 @@ def create(folder: Path, recipe: str | None = None) -> "tuple[Project, list[str]
 
     Raises:
         ConfigError: there is no such recipe.
-        UsageProblem: a recipe would be replaced, the folder is part of another project or not a folder, or git is missing.
+        UsageProblem: `recipe` is a path, a recipe would be replaced, the folder is part of another project or not a folder, or git is
+            missing or refuses to read the repository that the folder is in.
     """
     from pedigree.configs.language.recipe_files import recipe_names
     from pedigree.data.artifacts.artifacts import write_text
@@ -108,25 +114,27 @@ def _recipes(project: "Project", recipe: str) -> dict[str, str]:
     from pedigree.configs.language.compile import pipeline_file
     from pedigree.configs.language.recipe import load_recipes
 
+    if recipe.endswith((".yaml", ".yml")):
+        raise UsageProblem(f"--recipe takes the name of a packaged recipe, not a path: omit it, then copy {recipe} to {project.recipes}")
     found = {}
     for graph in load_recipes(PACKAGED.recipes, recipe):
         file = PACKAGED.recipes / f"{graph.recipe}.yaml"
         name = file.relative_to(PACKAGED.root).as_posix()
-        own, text = project.root / name, file.read_text()
-        if own.exists() and own.read_text() != text:
+        own, data = project.root / name, file.read_bytes()
+        if own.exists() and own.read_bytes() != data:
             raise UsageProblem(f"{own} exists and differs from the packaged recipe {graph.recipe}: rename one of them, or omit --recipe")
         pipeline = project.root / pipeline_file(graph.recipe)
         if pipeline.exists() and not own.exists():
             raise UsageProblem(f"{pipeline} exists, and the recipe {graph.recipe} would be compiled there: move it, or omit --recipe")
-        found[name] = text
+        found[name] = data.decode()
     return found
 
 
 def _start_git(folder: Path) -> bool:
     """Make a git repository unless the folder is in one; returns whether it was made."""
-    from pedigree.pipelines.ledger.git import ABSENT, run_git
+    from pedigree.pipelines.ledger.git import ABSENT, in_repository, run_git
 
-    if run_git(folder, "rev-parse", "--is-inside-work-tree").returncode == 0:
+    if in_repository(folder):
         return False
     made = run_git(folder, "init", "--quiet")
     if made.returncode:
@@ -137,10 +145,10 @@ def _start_git(folder: Path) -> bool:
 
 def _complete(file: Path, lines: Collection[str]) -> bool:
     """Append missing lines to a file; returns whether there were any."""
-    from pedigree.data.artifacts.artifacts import write_text
+    from pedigree.data.artifacts.artifacts import write_bytes
 
-    text = file.read_text() if file.exists() else ""
-    lacking = [line for line in lines if line not in text.splitlines()]
+    data = file.read_bytes() if file.exists() else b""  # the user's lines may have any encoding
+    lacking = [line for line in map(str.encode, lines) if line not in data.splitlines()]
     if lacking:
-        write_text(file, text + "\n" * (bool(text) and not text.endswith("\n")) + "\n".join(lacking) + "\n")
+        write_bytes(file, data + b"\n" * (bool(data) and not data.endswith(b"\n")) + b"\n".join(lacking) + b"\n")
     return bool(lacking)

@@ -91,7 +91,10 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines; 0 prints all.", min=0)] = 0,
     every: Annotated[bool, typer.Option("--all", help="Include messages, warnings and progress bars of libraries.")] = False,
 ) -> None:
-    """Print the log of a stage's job, running or finished: its steps, warnings and errors."""
+    """Print the log of a stage's job, running or finished.
+
+    Shows steps, warnings and errors; `--all` adds what libraries print.
+    """
     from pedigree.pipelines.cli import job_logs
 
     project = Project.find()
@@ -119,9 +122,10 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print all named models as JSON, with all details.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Also list models that were not made yet.")] = False,
 ) -> None:
-    """List the models that exist: artifact, state, id, mean scores, versions.
+    """List the models that exist, with their scores.
 
-    Each is one line, cut where the terminal is narrower. A model's name is accepted wherever an artifact is expected.
+    Each is one line (artifact, state, id, mean scores, versions), cut where the terminal is narrower. A model's name is accepted wherever
+    an artifact is expected.
     """
     from pedigree.pipelines.cli.progress import StatusLine
     from pedigree.pipelines.publish.catalog import registry

@@ -1,5 +1,8 @@
 """The `pedigree` command. Commands import everything except typer lazily, so help, completion and usage errors are instant."""
 
+import codecs
+import locale
+import os
 import sys
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -104,11 +107,19 @@ def options(
     """Define the global options."""
 
 
+def _restart_in_utf8() -> None:
+    """Restart in Python's UTF-8 mode in a locale with another encoding: recipes, templates and records are UTF-8 on every machine."""
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"  # for child processes
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def main() -> None:
     """Run the command.
 
     Exit codes: 0 success, 1 failure, 2 usage error (in the command or in a file), 70 bug in Pedigree, 130 interrupted.
     """
+    _restart_in_utf8()
     try:
         interrupt_on_sigterm()
         for stream in (sys.stdout, sys.stderr):  # a file or pipe gets UTF-8, as JSON needs; a terminal what it can show

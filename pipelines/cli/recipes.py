@@ -73,9 +73,10 @@ def import_(
     ] = None,
     devices: Annotated[int | None, typer.Option("--devices", min=1, help="Devices it trains on, where the file does not say it.")] = None,
 ) -> None:
-    """Write the recipe of a config of TRL, axolotl, LLaMA-Factory or open-instruct.
+    """Translate a config of another trainer into a recipe.
 
-    Comments mark the lines to look at: settings that have no equivalent, or another meaning here (docs/import.md).
+    Reads those of TRL, alignment-handbook, axolotl, LLaMA-Factory and open-instruct. Comments mark the lines to look at: settings that have
+    no equivalent, or another meaning here (docs/import.md).
     """
     from tempfile import TemporaryDirectory
 

@@ -72,7 +72,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run all stages of a recipe that are not up to date."""
     from pedigree.pipelines.cli.run_results import run_result
-    from pedigree.pipelines.publish.commits import check_commit
+    from pedigree.pipelines.publish.commits import check_commit, check_ledger
     from pedigree.pipelines.run.checks import manifests
     from pedigree.pipelines.run.opening import open_run
     from pedigree.pipelines.run.plans import named, selection
@@ -84,6 +84,8 @@ def run(
         if commit:
             check_commit(project)
         context = open_run(project, request)
+        if commit:
+            check_ledger(project, context.graph)
         context.keep_jobs, context.allow_numerics_change = keep_jobs, allow_numerics_change
         context.on_code_change, context.record_new_files = on_code_change, record_new_files
         chosen, forced = selection(context, request)

@@ -164,6 +164,7 @@ OF_LLAMA_FACTORY: Names = {"model.template": ("template", template_of_llama_fact
 OF_GRPO: Names = {
     "samples_per_prompt": ("num_generations num_samples_per_prompt_rollout", count),
     "prompts_per_step": ("num_unique_prompts_rollout", count),
+    "no_resampling_pass_rate": ("no_resampling_pass_rate", number),
     "episodes": ("total_episodes", count),
     "sampling.max_tokens": ("max_completion_length response_length", count),
     "sampling.temperature": ("temperature", number),
@@ -179,6 +180,7 @@ OF_GRPO: Names = {
     "algorithm.clip_low": ("epsilon clip_lower", number),
     "algorithm.clip_high": ("epsilon_high clip_higher", number),
     "algorithm.dual_clip": ("delta", number),
+    "algorithm.resampling": ("active_sampling", lambda value: {} if on(value) else None),
     "algorithm.updates_per_rollout": ("num_mini_batches", count),
     "algorithm.mask_truncated": ("mask_truncated_completions", wanted),
     "scale": ("scale_rewards", lambda value: str(value).lower()),

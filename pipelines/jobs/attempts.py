@@ -475,10 +475,12 @@ def _shrink(node: Node, scratch: Path, message: str) -> str:
         StageFailed: nothing is left to shrink.
     """
     spec = read_spec(scratch)
-    smaller = spec.numerics.smaller(node.config) if "deepspeed" in node.declaration.engine else None
+    trains = "deepspeed" in node.declaration.engine
+    smaller = spec.numerics.smaller(node.config) if trains else None
     if smaller is None:
+        less = "a higher zero_stage, gradient_checkpointing or more ranks" if trains else "fewer threads or engines for this stage"
         raise StageFailed(node.address, "out_of_memory", f"{message}, and nothing is left to shrink: use a larger machine, or a "
-                          "profile with a higher zero_stage, gradient_checkpointing or more ranks")  # fmt: skip
+                          f"profile with {less}")  # fmt: skip
     change = ", ".join(numerics_changes(spec.numerics, smaller))
     marks = (*spec.marks, f"{change}: memory had run out")
     update = {"numerics": smaller, "asked": spec.asked or spec.numerics, "allow_numerics_change": True, "marks": marks}

@@ -56,6 +56,7 @@ def job_settings(scratch: Path, numerics: Numerics, code_root: Path, names: Sequ
         "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONSAFEPATH": "1",
         "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
     }
     settings |= device_settings(numerics)

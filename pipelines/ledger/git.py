@@ -2,15 +2,18 @@
 
 import os
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
-from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.base.problems import PedigreeError, UsageProblem
 from pedigree.configs.base.project import Project
 
 TIMEOUT_S = 300.0
 """For queries; fetching, checking out and running a user's hooks have no timeout."""
 ABSENT = 127
 """The shell's exit code for a missing command."""
+NO_REPOSITORY = b"git repository (or any "
+"""In git's answer if neither the folder nor one above it is a repository. A broken link to a repository has other words."""
 KEPT = {
     *(f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")),
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CEILING_DIRECTORIES"),
@@ -47,6 +50,18 @@ def short_commit(folder: Path) -> str | None:
         return None
 
 
+def in_repository(folder: Path) -> bool:
+    """Whether a folder is in a git repository; no without git.
+
+    Raises:
+        UsageProblem: git refuses to read the repository, for example because it belongs to another user; with git's words and remedy.
+    """
+    answer = run_git(folder, "rev-parse", "--git-dir")
+    if answer.returncode in (0, ABSENT) or NO_REPOSITORY in answer.stderr:
+        return answer.returncode == 0
+    raise UsageProblem(f"git cannot read the repository of {folder}: {' '.join(answer.stderr.decode(errors='replace').split())}")
+
+
 def is_work_tree(folder: Path) -> bool:
     """Whether a folder is the top of a git work tree. Inside one, e.g. in `site-packages`, git would answer for another repository."""
     return (folder / ".git").exists()
@@ -66,6 +81,16 @@ def git(
     answer = run_git(project.root, *arguments, given=sent, timeout_s=timeout_s)
     out, err = (data.decode(errors="surrogateescape") for data in (answer.stdout, answer.stderr))
     return subprocess.CompletedProcess(answer.args, answer.returncode, out, err)
+
+
+def refused(project: Project, names: Collection[str]) -> dict[str, str]:
+    """Untracked file, existing or not → why `git add` would refuse it: `FILE:LINE: PATTERN` of the rule that ignores it, or git's words."""
+    answer = git(project, "check-ignore", "--verbose", "-z", "--stdin", given="\0".join(names))
+    if answer.returncode > 1:  # behind a symbolic link, for example
+        return dict.fromkeys(names, answer.stderr.strip())
+    fields = answer.stdout.split("\0")
+    found = zip(fields[::4], fields[1::4], fields[2::4], fields[3::4], strict=False)
+    return {name: f"{file}:{line}: {pattern}" for file, line, pattern, name in found if not pattern.startswith("!")}
 
 
 def names_at(project: Project, revision: str) -> list[str] | None:

@@ -1,6 +1,6 @@
 """Commit a recipe's compiled files and `dvc.lock` to git, with ids and scores in the message."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import params_file, pipeline_file, source_file
 from pedigree.configs.language.graph import Graph, Node, shown_name
-from pedigree.pipelines.ledger.git import git
+from pedigree.pipelines.ledger.git import git, in_repository, refused
 from pedigree.pipelines.lineage.ancestry import opened
 from pedigree.pipelines.lineage.waivers import in_words
 from pedigree.pipelines.publish.shown_stages import scores_of, waived_in
@@ -36,7 +36,7 @@ class Commit:
 
 def check_commit(project: Project) -> None:
     """Refuse before a run if git could not commit now."""
-    if git(project, "rev-parse", "--git-dir").returncode:
+    if not in_repository(project.root):
         raise UsageProblem("--commit needs a git repository: run `git init`, or omit --commit")
     for name, what in UNDER_WAY.items():
         if (project.root / git(project, "rev-parse", "--git-path", name).stdout.strip()).exists():
@@ -50,27 +50,57 @@ def check_commit(project: Project) -> None:
             raise UsageProblem(f"--commit: git has no user name or email: run {remedy}, then retry")
 
 
+def check_ledger(project: Project, graph: Graph) -> None:
+    """Refuse before a run of a compiled recipe if git would not add a file that records its results, such as one that it ignores."""
+    files = ledger_files(project, graph)
+    locks = [Path(name).with_suffix(".lock").as_posix() for name in files if Path(name).name == "dvc.yaml"]
+    why = refused(project, [*files, *locks])
+    if why:
+        raise UsageProblem(f"--commit: git would not add {with_reasons(why)}: remove the rule or link, or omit --commit")
+
+
+def with_reasons(why: dict[str, str]) -> str:
+    """Files that git would not add, with the reason after all that share it."""
+    return "; ".join(f"{', '.join(name for name in why if why[name] == reason)} ({reason})" for reason in dict.fromkeys(why.values()))
+
+
+def ledger_names(recipe: str) -> list[str]:
+    """Paths, relative to the root, of the files that a run of a recipe writes for git."""
+    pipeline = Path(pipeline_file(recipe))
+    return [pipeline.as_posix(), pipeline.with_suffix(".lock").as_posix(), params_file(recipe), source_file(recipe)]
+
+
+def _recipes(graph: Graph) -> list[str]:
+    return list(dict.fromkeys([graph.recipe, *(node.recipe for node in graph.nodes.values())]))
+
+
 def ledger_files(project: Project, graph: Graph) -> list[str]:
     """Paths, relative to the root, of the files that record a recipe's results, including those of other recipes it uses."""
     found = []
-    for recipe in dict.fromkeys([graph.recipe, *(node.recipe for node in graph.nodes.values())]):
-        pipeline = Path(pipeline_file(recipe))
-        names = [pipeline.as_posix(), pipeline.with_suffix(".lock").as_posix(), params_file(recipe), source_file(recipe)]
+    for recipe in _recipes(graph):
+        names = ledger_names(recipe)
         ignores = sorted([*project.recipe_folder(recipe).glob(".gitignore"), *project.recipe_folder(recipe).glob("*/.gitignore")])
         found += [*names, *(path.relative_to(project.root).as_posix() for path in ignores)]
     return [name for name in found if (project.root / name).exists()]
 
 
 def uncommitted(project: Project, graph: Graph) -> list[str]:
-    """Files of `ledger_files` with uncommitted changes; empty without git."""
-    names = ledger_files(project, graph)
+    """Files of `ledger_files` with uncommitted changes, also those that git ignores; empty without git."""
     # --no-optional-locks keeps git from refreshing its index: read-only commands must not write
-    look = ("--no-optional-locks", "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
+    look = ("--no-optional-locks", "status", "--porcelain=v1", "-z", "--untracked-files=no", "--no-renames")
+    names = ledger_files(project, graph)
     answer = git(project, *look, "--", *names) if names else None
     if answer is None or answer.returncode:
         return []
     prefix = git(project, "rev-parse", "--show-prefix").stdout.strip()
-    return [line[3:].removeprefix(prefix) for line in answer.stdout.split("\0") if line]
+    changed = {line[3:].removeprefix(prefix) for line in answer.stdout.split("\0")}
+    new = _untracked(project, names)
+    return [name for name in names if name in changed or name in new]
+
+
+def _untracked(project: Project, names: Sequence[str]) -> list[str]:
+    tracked = set(git(project, "ls-files", "-z", "--", *names).stdout.split("\0"))
+    return [name for name in names if name not in tracked]
 
 
 def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit | None:
@@ -83,7 +113,7 @@ def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit
     if not names:
         return None
     text = message(project, graph, selection)
-    new = [name for name in names if git(project, "ls-files", "--error-unmatch", "--", name).returncode]
+    new = _untracked(project, names)
     added = git(project, "add", "--intent-to-add", "--", *new) if new else None
     made = added
     if not (added and added.returncode):  # no timeout: hooks may be slow

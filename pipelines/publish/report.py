@@ -3,6 +3,7 @@
 Missing or damaged artifacts are reported on the page. An artifact whose payload does not match its record shows only its problem.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -310,8 +311,8 @@ def _curves(stage: Stage) -> dict[str, Any]:
     if path is None or not path.is_file():
         return found | {"charts": [], "more": [], "problem": stage.problem or "the artifact has no evidence/curve.csv"}
     columns = _columns(path)
+    found["note"] += idle_shares(columns) + slow_rank(columns, stage.evidence("ranks.json"))
     at = columns.pop("step", [])
-    found["note"] += idle_shares(columns)
     charts = []
     for name in dict.fromkeys([*(name for name in CURVES_FIRST if name in columns), *columns]):
         points = [(x, y) for x, y in zip(at, columns[name], strict=True) if x is not None and y is not None]
@@ -325,6 +326,23 @@ def idle_shares(columns: Mapping[str, Sequence[float | None]]) -> str:
     idle = {who: [share for share in columns.get(f"{who}_idle", ()) if share is not None] for who in ("trainer", "sampler")}
     means = [f"{who} idle {sum(shares) / len(shares):.0%}" for who, shares in idle.items() if shares]
     return f", {' and '.join(means)} of a step" if means else ""
+
+
+def slow_rank(columns: Mapping[str, Sequence[float | None]], ranks: Mapping[str, Any]) -> str:
+    """Mean slowdown by the slowest rank, and which rank that was most often, since the ranks have their hosts; empty for one rank.
+
+    Args:
+        ranks: `evidence/ranks.json`.
+    """
+    if "slowdown" not in columns:
+        return ""
+    lines = zip(columns["step"], columns["slowdown"], columns["slowest_rank"], strict=True)
+    found = [(slowdown, int(rank)) for step, slowdown, rank in lines if slowdown and rank is not None and (step or 0) > ranks["after_step"]]
+    if not found:
+        return ""
+    ((rank, steps),) = Counter(rank for _, rank in found).most_common(1)
+    mean = sum(slowdown for slowdown, _ in found) / len(found)
+    return f", slowest rank {mean:.2f} times the mean, in {steps / len(found):.0%} of steps rank {rank} on {ranks['hosts'][rank]}"
 
 
 def _columns(path: Path) -> dict[str, list[float | None]]:

@@ -20,6 +20,7 @@ from pedigree.configs.base.paths import place_of, written_of
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
+from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.methods.environment_programs import EnvironmentProgram, programs_of
@@ -40,7 +41,7 @@ from pedigree.pipelines.estimate.shapes import known_shape
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Watch, unwatched
 from pedigree.pipelines.rehearsal.judge import serve
-from pedigree.pipelines.run.checks import refuse_contradictions
+from pedigree.pipelines.run.checks import refuse_contradictions, refuse_missing_engines
 from pedigree.pipelines.run.opening import Request, load_execution, open_run, refuse_read_only
 
 DVC_CONFIG = """[core]
@@ -118,7 +119,8 @@ def prepare(
     """Prepare a rehearsal, reusing existing files.
 
     Raises:
-        ConfigError: problems of the recipe or the profile, a stage that cannot succeed, or an external source has no replacement.
+        ConfigError: problems of the recipe or the profile, a stage that cannot succeed, an external source has no replacement, or the
+            packages that build tiny models are missing.
         UsageProblem: the project is not writable.
     """
     refuse_read_only(real)
@@ -128,6 +130,9 @@ def prepare(
     execution = load_execution(real, name)
     refuse_contradictions(real, graph, execution, graph.nodes)
     check(real, graphs)
+    for one in graphs:  # the packages that build the tiny models, on this machine
+        models = [node.address for node in one.own if isinstance(node.config, SourceModel)]
+        refuse_missing_engines(one, models, Execution(slots=1), instead="")
     project = real.rehearsal(name)
     create_project(project)
     stand, mirror = _stand(real, project, graphs, tell)

@@ -19,7 +19,7 @@ from pedigree.data.store.untrusted import open_plain, read_lines
 from pedigree.pipelines.estimate.reality import UNREADABLE, curve_rows
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
-CLOCKED = ("per_second", "seconds", "_idle")
+CLOCKED = ("per_second", "seconds", "_idle", "slowdown", "slowest_rank")
 """Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
 UNNAMED = {"cpu_model": "the processor's model", "instruction_sets": "its instruction sets", "kernel_settings": "settings of kernels"}
@@ -57,9 +57,10 @@ def judge(
 ) -> tuple[Verdict, str, dict[str, Any], tuple[str, ...]]:
     """Compare a new artifact with the record of the old one; return verdict, one line of detail, measures, changed conditions.
 
-    Equal content is `identical`. Otherwise a stage has `drifted` if its inputs, numerics, hardware, or libraries differ, and an evaluation
-    is `within tolerance` if no mean score differs by more than that. A difference without such a cause is `different`. Stages without an
-    engine must give the same bytes from the same inputs on any machine, so only changed inputs excuse them.
+    Equal content is `identical`. Otherwise a stage has `drifted` if its inputs, numerics, hardware, or libraries differ, or if GPUs summed
+    in an order that depends on timing, and an evaluation is `within tolerance` if no mean score differs by more than that. A difference
+    without such a cause is `different`. Stages without an engine must give the same bytes from the same inputs on any machine, so only
+    changed inputs excuse them.
     """
     now = read_run(made.path / "run.json")
     other = tuple(conditions(run, now))
@@ -76,6 +77,8 @@ def judge(
         *([f"inputs differ: {', '.join(inputs)}"] if inputs else []),
     ]
     exact = record.kind in KINDS and KINDS[record.kind].engine == "none"
+    if now.numerics.get("device") == "cuda" and not now.numerics.get("deterministic") and not exact:
+        other = (*other, "GPUs need not repeat bits without `numerics: {deterministic: true}`")
     verdict: Verdict = "drifted" if inputs or (other and not exact) else "different"
     lacks = [words for name, words in UNNAMED.items() if getattr(run.hardware, name) is None and getattr(now.hardware, name) is not None]
     if lacks and not other and not exact:

@@ -188,8 +188,10 @@ def _packages(node: Node, kernels: str) -> Iterable[str]:
     return dict.fromkeys((*ENGINES[engine], *(("vllm",) if speaks else ()), *own))
 
 
-def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
-    """Refuse to start if packages that the jobs of these stages need are missing."""
+def refuse_missing_engines(
+    graph: Graph, addresses: Collection[str], execution: Execution, instead: str = ", or stop before them with --until"
+) -> None:
+    """Refuse to start if packages that the jobs of these stages need are missing; `instead` is a further remedy."""
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
@@ -201,7 +203,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
                 needing.setdefault(package, []).append(node.name)
     if needing:
         on_gpus = has_gpu() or execution.numerics.device == "cuda"  # which may be those of a cluster
-        remedy = f"{missing('train,serve', gpu=on_gpus)}, or stop before them with --until"
+        remedy = f"{missing('train,serve', gpu=on_gpus)}{instead}"
         raise ConfigError(
             [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
         )

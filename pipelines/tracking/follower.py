@@ -21,9 +21,10 @@ from pydantic import TypeAdapter
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.trackers import Mlflow, Prometheus, TensorBoard, Tracker, Wandb
+from pedigree.configs.language.trackers import JsonLog, Mlflow, Prometheus, TensorBoard, Tracker, Wandb
 from pedigree.data.artifacts.artifacts import open_artifact, write_text
 from pedigree.pipelines.telemetry import no_telemetry
+from pedigree.pipelines.tracking.json_log import JsonLines
 from pedigree.pipelines.tracking.mlflow_runs import MlflowRun
 from pedigree.pipelines.tracking.prometheus_file import PrometheusFile
 from pedigree.pipelines.tracking.tensorboard_runs import TensorBoardRun
@@ -121,8 +122,19 @@ class Curves:
                 return WandbRun(self._tracker, stage)
             case Mlflow():
                 return MlflowRun(self._tracker, stage)
-            case Prometheus():
+            case Prometheus() | JsonLog():
                 raise AssertionError("a file of states has no runs")
+
+
+def reported_to(tracker: Tracker, header: dict[str, Any]) -> Curves | PrometheusFile | JsonLines:
+    """What takes the states of the stages."""
+    match tracker:
+        case Prometheus():
+            return PrometheusFile(tracker, header)
+        case JsonLog():
+            return JsonLines(tracker, header)
+        case _:
+            return Curves(Project(Path.cwd()), tracker)
 
 
 def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
@@ -131,7 +143,7 @@ def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
     """
     header = json.loads(events.readline())
     tracker: Tracker = TypeAdapter(Tracker).validate_python(header["trackers"][place])
-    reported = PrometheusFile(tracker, header) if isinstance(tracker, Prometheus) else Curves(Project(Path.cwd()), tracker)
+    reported = reported_to(tracker, header)
     away, ended, rest, until = False, False, b"", math.inf
     while True:
         alone = os.getppid() != header["process"]

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, Kind, gives, port
-from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, TURNS, Cut
+from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
+from pedigree.configs.methods.environment_programs import shrink_environment
 from pedigree.configs.rows.datasets import PrepareData, form_of
 from pedigree.configs.rows.suite_forms import Form
 
@@ -18,8 +19,7 @@ def shrink(cut: Cut) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
     cut.most("resamples", RESAMPLES, "samples")
     cut.set("max_unknown", MAX_UNKNOWN, "thresholds")
-    if cut.config.environment:
-        cut.most("environment.max_turns", TURNS, "lengths")
+    shrink_environment(cut)
 
 
 CHOICES = 4
@@ -31,7 +31,7 @@ def longest_answer(config: Evaluate, form: Form | None) -> int:
     sampling = config.sampling_of(form)
     if sampling is None:
         return 0
-    return config.environment.longest_answer(sampling.max_tokens) if config.environment else sampling.max_tokens
+    return config.environment.longest_answer(sampling.max_tokens, lengthens=True) if config.environment else sampling.max_tokens
 
 
 def sampling_plan(config: Evaluate, forms: Sequence[Form | None] = (None,)) -> SamplingPlan:

@@ -26,7 +26,7 @@ from typing import Any
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.language.kinds import is_frozen
-from pedigree.configs.methods.environment_programs import EnvironmentProgram, EvaluatedEnvironment
+from pedigree.configs.methods.environment_programs import AnyEvaluated, EvaluatedUser
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.suite_forms import Form, Metric
@@ -54,10 +54,11 @@ from pedigree.stages.evaluate.suite_scores import (
 )
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
-from pedigree.stages.sampling.conversations import Transcript, open_environments
+from pedigree.stages.sampling.conversations import Transcript
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.functions import opened, values_of
 from pedigree.stages.sampling.generate import Ask, Episodes, Opening, Score, generate
+from pedigree.stages.sampling.partners import open_environments
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import ended, names, sandbox
@@ -80,7 +81,7 @@ class Suite:
     hash: str
     programs: Sequence[str] = ()
     """Names of functions of the project."""
-    environment: EvaluatedEnvironment | None = None
+    environment: AnyEvaluated | None = None
 
     @cached_property
     def verified(self) -> Mapping[str, Metric]:
@@ -442,14 +443,16 @@ def gather(config: Evaluate, inputs: Inputs, job: Job) -> list[Suite]:
         hashed = task_hash(form, rows, sorted(set().union(*map(names, verifiers))), sampling=drawn, **settings)
         suite = Suite(label, items, form, sampling, hashed, called, config.environment)
         if not suite.metrics or (config.environment and config.environment.scored_by == "verifier" and not suite.verified):
-            remedy = "set environment.scored_by to reward" if config.environment else "add programs to the evaluation"
+            remedy = "give them another, or score by rewards of a program" if config.environment else "add programs to the evaluation"
             raise StageError(f"the items of suite {label} have the verifier facts, which scores no answer: {remedy}")
         suites.append(suite)
     return suites
 
 
-def with_hash(program: RewardProgram | EnvironmentProgram, job: Job) -> dict[str, Any]:
-    return {**program.model_dump(mode="json"), "sha256": sha256_file(job.source_files[program.path])}
+def with_hash(given: RewardProgram | AnyEvaluated, job: Job) -> dict[str, Any]:
+    """Everything about a program or an environment that determines scores."""
+    written = given.model_dump(mode="json")
+    return written if isinstance(given, EvaluatedUser) else {**written, "sha256": sha256_file(job.source_files[given.path])}
 
 
 def sampling_of(config: Evaluate, label: str, form: Form | None) -> Sampling | None:

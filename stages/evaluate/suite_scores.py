@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from pedigree.configs.base.frozen import digest
-from pedigree.configs.methods.environment_programs import EvaluatedEnvironment
+from pedigree.configs.methods.environment_programs import AnyEvaluated
 from pedigree.configs.rows.suite_forms import Form, Metric
 from pedigree.data.records.records import AnswerScore, ItemScore
 from pedigree.stages.core.statistics import bootstrap_average
@@ -84,15 +84,13 @@ def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, a
     return {"text": text, "answer": answer, "scores": scores, "reason": unknown or reason}
 
 
-def metrics_of_environment(environment: EvaluatedEnvironment) -> Mapping[str, Metric]:
+def metrics_of_environment(environment: AnyEvaluated) -> Mapping[str, Metric]:
     """Its metrics by name."""
     at = {f"pass_at_{k}": k for k in environment.pass_at}
     return {name: Metric(verifier="", at=at.get(name)) for name in environment.metrics}
 
 
-def score_transcript(
-    item: Mapping[str, Any], metrics: Mapping[str, Metric], environment: EvaluatedEnvironment, given: Transcript
-) -> AnswerScore:
+def score_transcript(item: Mapping[str, Any], metrics: Mapping[str, Metric], environment: AnyEvaluated, given: Transcript) -> AnswerScore:
     """Score a conversation by its last answer, by `metrics`, or by what the environment gave; all is unknown if the environment failed."""
     found, rewarded = score_answer(item, metrics, given.text), environment.scored_by == "reward"
     score = given.reward if rewarded or given.failed else next(iter(found["scores"].values()))

@@ -23,8 +23,8 @@ from pedigree.stages.job.job import HEARTBEAT_INTERVAL_S, Job
 LINES, WIDTH = 20, 400
 """Lines of the log, and characters of each, that a failure shows."""
 DOING = "running the command"
-OURS = ("PYTHONPATH", "PYTHONSAFEPATH")
-"""Variables of jobs that would change what another program imports."""
+OURS = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONUTF8")
+"""Variables of jobs that would change what another program imports, or how it reads text."""
 PACKAGES = """
 import importlib.metadata, json, platform, re
 named = [(one.metadata.get("Name"), one.version) for one in importlib.metadata.distributions()]

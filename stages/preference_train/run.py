@@ -169,7 +169,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             sums_of_held = held_out.measure(step + 1, trainer, chat.pad_id, job, objective.held_out)
             measured = {f"held_out_{name}": value for name, value in means(sums_of_held, len(held), {}).items()}
             others = {"grad_norm": grad_norm, "learning_rate": rate, "tokens": tokens, "tokens_per_second": speed}
-            job.log(step + 1, **numbers, **others, **measured)
+            job.log(step + 1, **numbers, **others, **trainer.paces.slowest(), **measured)
             job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
             first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
             trained = state["trained_tokens"] + sum(doc.num_trained for example in batch for doc in example.unit)

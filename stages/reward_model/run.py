@@ -82,8 +82,8 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
             trainer.refuse_not_finite(step + 1, means["loss"], grad_norm)
             speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)
             tokens = sum(unit_tokens(unit, job.numerics) for _, unit in batch)
-            rate = stats.learning_rate
-            job.log(step + 1, **means, grad_norm=grad_norm, learning_rate=rate, tokens=tokens, tokens_per_second=speed)
+            others = {"grad_norm": grad_norm, "learning_rate": stats.learning_rate, "tokens": tokens, "tokens_per_second": speed}
+            job.log(step + 1, **means, **others, **trainer.paces.slowest())
             job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
             state = {"step": step + 1, "last": means}
             checkpoints.after_step(step + 1, state)  # after the last one too, because scoring may take long

@@ -1,15 +1,25 @@
 """Which prompts a step draws, and which groups and answers it trains on. Pure functions of rewards, seed and position.
 
 All prompts are in one endless order, reshuffled each epoch. A step draws from a position, and the next step continues after the last prompt
-that this one needed, so the position is the only state: it is in the checkpoint, and a resumed run draws the same prompts.
+that this one needed. The position and the prompts set aside are the only state. They are in the checkpoint, so a resumed run draws the same
+prompts.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pedigree.configs.methods.policy_gradient import Keep, Resampling
 from pedigree.stages.core.batches import step_rows
+
+
+class Cursor(NamedTuple):
+    """Where a step's prompts begin."""
+
+    position: int
+    """In the order of all prompts."""
+    set_aside: Sequence[int] = ()
+    """Rows that are not drawn, in ascending order."""
 
 
 class Choice(NamedTuple):
@@ -46,20 +56,33 @@ def choose(informative: Sequence[bool], known: Sequence[bool], wanted: int, batc
     if len(found) >= wanted:
         return Choice(found[:wanted], found[wanted - 1] + 1, 0)
     expected = math.ceil((wanted - len(found)) * len(informative) / max(1, len(found)))
-    more = min(wanted, expected) if batches < resampling.max_batches else 0
+    more = min(resampling.batch(wanted), expected) if batches < resampling.max_batches else 0
     rewarded = [number for number, some in enumerate(known) if some]
     return Choice(found or (rewarded or list(range(len(informative))))[:wanted], len(informative), more)
 
 
-def upcoming(position: int, num_prompts: int, seed: int) -> Iterator[tuple[int, int]]:
+def upcoming(position: int, num_prompts: int, seed: int, set_aside: Collection[int] = ()) -> Iterator[tuple[int, int]]:
     """(position, row) of the prompts from a position, each row once: a step meets no prompt twice, not even across epochs."""
-    drawn: set[int] = set()
+    drawn = {*set_aside}
     while len(drawn) < num_prompts:
         (row,) = step_rows(position, num_prompts, 1, seed)
         if row not in drawn:
             yield position, row
         drawn.add(row)
         position += 1
+
+
+def solved(before: Collection[int], pass_rates: Mapping[int, float], threshold: float | None, num_prompts: int, wanted: int) -> list[int]:
+    """Rows that later steps do not draw, in ascending order: those of `before`, and those whose answers reached the threshold in this step.
+    If fewer than a step requires would be left, all are drawn again: they were solved by earlier weights, and an error would lose the run.
+
+    Args:
+        pass_rates: of the rows that the step needed; those that the next step draws again are no visit.
+    """
+    if threshold is None:
+        return []
+    found = {*before, *(row for row, rate in pass_rates.items() if rate >= threshold)}
+    return sorted(found) if num_prompts - len(found) >= wanted else []
 
 
 def kept(rewards: Sequence[float], keep: Keep) -> set[int]:

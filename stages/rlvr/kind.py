@@ -1,8 +1,9 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
-from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, TURNS, Cut, even
+from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports
+from pedigree.configs.methods.environment_programs import shrink_environment
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
@@ -10,7 +11,7 @@ from pedigree.configs.methods.training import Rlvr, rlvr_problem
 STEPS, PROMPTS, SAMPLES = 2, 4, 8
 """Prompts of a step, answers to each."""
 BATCHES = 2
-"""Batches of rollouts per step, where prompts without a signal are replaced."""
+"""Batches of rollouts per step, where prompts without a signal are replaced, and its multiples in the first one."""
 VOTING = ("maths", "numbers", "algebra", "expressions", "tokens", "units")
 """Verifiers' modules that find and compare results for a vote."""
 ROLLOUT_CHUNK = 256
@@ -44,10 +45,10 @@ def shrink(cut: Cut) -> None:
             cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.keep:
         cut.most("algorithm.keep.answers", max(2, cut.get("samples_per_prompt") // 2), "samples")
-    if config.environment:
-        cut.most("environment.max_turns", TURNS, "lengths")
+    shrink_environment(cut)
     if config.algorithm.resampling:
         cut.most("algorithm.resampling.max_batches", BATCHES, "batches")  # a tiny model's answers seldom differ
+        cut.most("algorithm.resampling.batch_multiplier", BATCHES, "batches")
 
 
 DECIDING: dict[type[Term], tuple[str, ...]] = {
@@ -62,8 +63,9 @@ DECIDING: dict[type[Term], tuple[str, ...]] = {
 def decided_by(config: Rlvr) -> tuple[str, ...]:
     terms = dict.fromkeys(part for term in config.reward.terms for part in DECIDING.get(type(term), ()))
     chosen = ("stages/core/advantages.py", "stages/rlvr/rewarding.py", "stages/rlvr/group_selection.py")
+    hints = ("stages/rlvr/hints.py",) if config.hints else ()
     environment = CONVERSATIONS if config.environment else ()
-    return (*RENDERING, *REWARDING, *chosen, *dict.fromkeys((*terms, *environment)))
+    return (*RENDERING, *REWARDING, *chosen, *hints, *dict.fromkeys((*terms, *environment)))
 
 
 def scoring_plan(config: Rlvr) -> ScoringPlan | None:
@@ -74,7 +76,7 @@ def scoring_plan(config: Rlvr) -> ScoringPlan | None:
 
 
 def sampling_plan(config: Rlvr) -> SamplingPlan:
-    together, samples = config.prompts_per_step * config.samples_per_prompt, config.samples_per_prompt
+    together, samples = config.first_batch * config.samples_per_prompt, config.samples_per_prompt
     chunk, answer = min(ROLLOUT_CHUNK, together) if config.replay == "exact" else 1, config.longest_answer
     return SamplingPlan(
         "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length,
@@ -98,9 +100,10 @@ def training_plan(config: Rlvr) -> TrainingPlan:
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
-    prompt = prompt or Amount(config.max_prompt_length, "at most")
-    a_step = config.prompts_per_step * config.samples_per_prompt
-    requests = Amount(config.steps * a_step, "at least" if config.algorithm.resampling else "counted")
+    if prompt is None or config.hints:
+        prompt = Amount(config.max_prompt_length, "at most")
+    first = config.first_batch * config.samples_per_prompt
+    requests = Amount(config.steps * first, "at least" if config.algorithm.resampling or config.hints else "counted")
     if config.algorithm.advantage == "greedy":
         requests = requests.times(1 + 1 / config.samples_per_prompt)
     document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.longest_answer, "at most")

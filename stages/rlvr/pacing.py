@@ -20,6 +20,7 @@ from typing import Self, cast
 from pedigree.configs.methods.training import Asynchronous, Rlvr
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
+from pedigree.stages.rlvr.group_selection import Cursor
 from pedigree.stages.rlvr.handover import awake, sleep_level
 from pedigree.stages.rlvr.rolling import Roller, StepRollouts, record_of
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -33,11 +34,11 @@ ENDING_S = 10.0
 """Longest wait for the thread at the end: a verifier or a judge may take minutes, and a stop has little time."""
 
 
-def open_pace(roller: Roller | None, trainer: Trainer, config: Rlvr, step: int, position: int) -> "Pace":
-    """Return how a rank gets its rollouts, beginning at a step and its position in the order of prompts. Only rank 0 has a roller."""
+def open_pace(roller: Roller | None, trainer: Trainer, config: Rlvr, step: int, cursor: Cursor) -> "Pace":
+    """Return how a rank gets its rollouts, beginning at a step and where its prompts begin. Only rank 0 has a roller."""
     if config.asynchronous is None:
         return InTurn(roller, trainer, config)
-    return Ahead(roller, config.asynchronous, step, position) if roller else Pace()
+    return Ahead(roller, config.asynchronous, step, cursor) if roller else Pace()
 
 
 def note_other_weights(config: Rlvr, job: Job, step: int) -> None:
@@ -62,8 +63,8 @@ class Pace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
-    def take(self, position: int, step: int) -> StepRollouts | None:
-        """The rollouts of a step that begins at a position; only on rank 0."""
+    def take(self, cursor: Cursor, step: int) -> StepRollouts | None:
+        """The rollouts of a step whose prompts begin at a cursor; only on rank 0."""
         return None
 
     def before_load(self) -> None:
@@ -79,16 +80,16 @@ class InTurn(Pace):
     def __init__(self, roller: Roller | None, trainer: Trainer, config: Rlvr) -> None:
         self._roller, self._trainer, self._config = roller, trainer, config
 
-    def take(self, position: int, step: int) -> StepRollouts | None:
+    def take(self, cursor: Cursor, step: int) -> StepRollouts | None:
         with awake(self._roller.engines if self._roller else None, self._trainer, sleep_level(self._config, step)):
-            return self._roller.step(position, step) if self._roller else None
+            return self._roller.step(cursor, step) if self._roller else None
 
 
 class Ahead(Pace):
     """Rolls out steps in a thread. Leaving it ends the engines that still work."""
 
-    def __init__(self, roller: Roller, given: Asynchronous, step: int, position: int) -> None:
-        """Begin at a step and its position in the order of prompts."""
+    def __init__(self, roller: Roller, given: Asynchronous, step: int, cursor: Cursor) -> None:
+        """Begin at a step and where its prompts begin."""
         self._roller, self._given = roller, given
         self._coming, self._done = step, step
         """The step to roll out next, or now; steps after which the engines have the trainer's weights."""
@@ -96,7 +97,7 @@ class Ahead(Pace):
         self._rolled: deque[StepRollouts] = deque()
         self._closed = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(position,), daemon=True, name="rollouts")
+        self._thread = threading.Thread(target=self._run, args=(cursor,), daemon=True, name="rollouts")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -110,7 +111,7 @@ class Ahead(Pace):
                 self._roller.engines.abandon()
         self._thread.join(ENDING_S)
 
-    def take(self, position: int, step: int) -> StepRollouts:
+    def take(self, cursor: Cursor, step: int) -> StepRollouts:
         """The rollouts of the next step, as soon as they are complete; raises the error of the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._rolled or self._error)
@@ -134,15 +135,15 @@ class Ahead(Pace):
         """Whether a step may be rolled out, or is."""
         return self._coming < self._roller.config.steps and self._coming - self._done <= self._given.max_staleness
 
-    def _run(self, position: int) -> None:
+    def _run(self, cursor: Cursor) -> None:
         try:
             while self._coming < self._roller.config.steps:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed or self._begins())
                     if self._closed:
                         return
-                rolled = self._roller.step(position, self._coming)
-                position = rolled.position
+                rolled = self._roller.step(cursor, self._coming)
+                cursor = rolled.cursor
                 with self._changed:
                     self._rolled.append(rolled)
                     self._coming += 1

@@ -17,7 +17,8 @@ from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.group_selection import Choice, choose, differ, upcoming, without_others
+from pedigree.stages.rlvr.group_selection import Choice, Cursor, choose, differ, solved, upcoming, without_others
+from pedigree.stages.rlvr.hints import hinted, hopeless
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -68,8 +69,6 @@ class Rollout:
 class Group:
     """The answers to one prompt."""
 
-    position: int
-    """Of the prompt in the order of all steps."""
     rollouts: list[Rollout]
     greedy: float = math.nan
     """Reward of the greedy answer, for algorithms that use it as baseline."""
@@ -78,6 +77,15 @@ class Group:
     def rewards(self) -> list[float]:
         """NaN if unknown."""
         return [one.reward for one in self.rollouts]
+
+    @property
+    def hopeless(self) -> bool:
+        return hopeless([one.score for one in self.rollouts])
+
+    @property
+    def pass_rate(self) -> float:
+        """Mean verifier score of the answers that have one; 0 if none has."""
+        return mean(present([one.score for one in self.rollouts]))
 
     def informative(self, keep: Keep | None) -> bool:
         """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
@@ -94,8 +102,8 @@ class StepRollouts:
     """Answers grouped by prompt."""
     greedy: list[float] | None
     numbers: dict[str, float]
-    """Metrics of all answers of the step."""
-    position: int
+    """Metrics of all answers of the step to prompts without a hint."""
+    cursor: Cursor
     """Where the next step's prompts begin."""
     tokens: int
     """Tokens of all answers."""
@@ -114,38 +122,60 @@ class Roller:
     job: Job
     environments: Environments | None = None
 
-    def step(self, position: int, step: int) -> StepRollouts:
-        """Roll out batches of prompts from a position on, until the step is complete."""
+    def step(self, cursor: Cursor, step: int) -> StepRollouts:
+        """Roll out batches of prompts from a cursor on, until the step is complete."""
         wanted, resampling = self.config.prompts_per_step, self.config.algorithm.resampling
         keep = self.config.algorithm.keep if self.config.algorithm.compares else None
-        coming = upcoming(position, len(self.prompts), self.config.seed)
-        drawn, batches, choice = list[Group](), 0, Choice([], 0, wanted)
+        coming = upcoming(cursor.position, len(self.prompts), self.config.seed, cursor.set_aside)
+        tries, drawn, places = list[list[Group]](), list[Group](), list[tuple[int, int]]()
+        batches, choice = 0, Choice([], 0, self.config.first_batch)
         with self._record(step) as record:
             while batch := list(islice(coming, choice.more)):
-                drawn += self.roll_out([(place, self.prompts[row]) for place, row in batch], step, record)
+                tries += self._tries([self.prompts[row] for _, row in batch], step, record)
+                drawn = [own[0] if own[-1].hopeless else own[-1] for own in tries]
+                places += batch
                 batches += 1
                 informative = [group.informative(keep) for group in drawn]
                 known = [bool(present(group.rewards)) for group in drawn]
                 choice = choose(informative, known, wanted, batches, resampling)
         groups = [drawn[number] for number in choice.kept]
-        every = [rollout for group in drawn for rollout in group.rollouts]
-        numbers = reward_numbers(every)
+        unhinted = [own[0] for own in tries]
+        numbers = reward_numbers([rollout for group in unhinted for rollout in group.rollouts])
+        if self.config.hints is not None:
+            numbers["hopeless_groups"] = float(sum(group.hopeless for group in unhinted))
+            numbers["hinted_groups"] = float(sum(group is not own for group, own in zip(drawn, unhinted, strict=True)))
         if resampling is not None:
             numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
+        threshold = self.config.no_resampling_pass_rate
+        pass_rates = {places[number][1]: unhinted[number].pass_rate for number in range(choice.used)}
+        set_aside = solved(cursor.set_aside, pass_rates, threshold, len(self.prompts), wanted)
+        if threshold is not None:
+            numbers["set_aside_prompts"] = float(len(set_aside))
         greedy = None
         if self.config.algorithm.advantage == "greedy":
             greedy = [group.greedy for group in groups]
-            numbers["greedy_reward"] = mean(present([group.greedy for group in drawn]))
+            numbers["greedy_reward"] = mean(present([group.greedy for group in unhinted]))
         return StepRollouts(
             rollouts=[rollout for group in groups for rollout in group.rollouts],
             greedy=greedy,
             numbers=numbers,
-            position=drawn[choice.used - 1].position + 1,
-            tokens=sum(rollout.length for rollout in every),
+            cursor=Cursor(places[choice.used - 1][0] + 1, set_aside),
+            tokens=sum(rollout.length for own in tries for group in own for rollout in group.rollouts),
         )
 
-    def roll_out(self, batch: list[tuple[int, Prompt]], step: int, record: AnswerLog | None) -> list[Group]:
-        """The groups of a batch of prompts at these positions, in order. Answers are verified while the engines generate others."""
+    def _tries(self, batch: list[Prompt], step: int, record: AnswerLog | None) -> list[list[Group]]:
+        """For each prompt its group, and after it those with the hints that were tried: all but the last are hopeless."""
+        tries = [[group] for group in self.roll_out(batch, step, record)]
+        coming = [hinted(row, self.config, self.chat) for row, _ in batch]
+        while asked := {
+            place: prompt for place, own in enumerate(tries) if own[-1].hopeless and (prompt := next(coming[place], None)) is not None
+        }:
+            for place, group in zip(asked, self.roll_out([*asked.values()], step, record), strict=True):
+                tries[place].append(group)
+        return tries
+
+    def roll_out(self, batch: list[Prompt], step: int, record: AnswerLog | None) -> list[Group]:
+        """The groups of a batch of prompts, in order. Answers are verified while the engines generate others."""
         config, size = self.config, self.config.samples_per_prompt
 
         def answer(drawn: list[tuple[dict[str, Any], list[int], int]], samples: int, sampling: Sampling) -> list[Rollout]:
@@ -178,12 +208,12 @@ class Roller:
                 for talk, own, rewarded in zip(talks, answered, self.rewards.of(answered, samples), strict=True)
             ]
 
-        rollouts = answer([(prompt, ids, index) for _, (prompt, ids) in batch for index in range(size)], size, config.sampling)
+        rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(size)], size, config.sampling)
         greedy = [math.nan] * len(batch)
         if config.algorithm.advantage == "greedy":
-            asked = [(prompt, ids, 0) for _, (prompt, ids) in batch]
+            asked = [(prompt, ids, 0) for prompt, ids in batch]
             greedy = [one.reward for one in answer(asked, 1, config.sampling.model_copy(update={"temperature": 0.0}))]
-        return [Group(batch[i][0], rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
+        return [Group(rollouts[i * size : (i + 1) * size], greedy[i]) for i in range(len(batch))]
 
     def _begun(self, drawn: list[tuple[dict[str, Any], list[int], int]], step: int) -> list[Talk]:
         """Conversations on prompts, after the `reset` of the environment, if there is one."""

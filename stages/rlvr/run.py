@@ -4,7 +4,8 @@ One step: prompts → rollouts of the current weights → verified rewards → g
 sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, when they are made in
 `pacing.py`, the choice of groups in `group_selection.py`, the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
-rollouts with seeds from (seed, step, prompt id, index): step number and position in the order of prompts are the only data state.
+rollouts with seeds from (seed, step, prompt id, index): the step's number, its position in the order of prompts and the prompts set aside
+are the only data state.
 
 A reward that cannot be computed is missing, never 0.
 """
@@ -24,13 +25,14 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only, only_or_none
-from pedigree.stages.rlvr.group_selection import without_others
+from pedigree.stages.rlvr.group_selection import Cursor, without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
+from pedigree.stages.rlvr.hints import refuse_unhinted
 from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
-from pedigree.stages.sampling.conversations import open_environments
+from pedigree.stages.sampling.partners import open_environments
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
@@ -43,7 +45,9 @@ from pedigree.stages.training.trainer import Trainer
 from pedigree.stages.training.training_rows import report_drops
 from pedigree.stages.verifiers import Verifying
 
-COUNTED = ("informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts")
+COUNTED = (
+    "informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts", "hopeless_groups", "hinted_groups",
+)  # fmt: skip
 """Metrics whose sums over all steps are metrics of the run."""
 BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
 TIMED = "asynchronous: which weights sampled a token depended on the time that engines and trainer took, so another run has other bits"
@@ -57,6 +61,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         pool = records.load(only(inputs, "prompts"))
     prompts, dropped = usable_prompts(pool, chat, config, job)
+    refuse_unhinted([row for row, _ in prompts], config, chat, job)
     with (
         Verifying() as verifying,
         open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
@@ -76,12 +81,13 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
             job.note(TIMED)
         note_other_weights(config, job, state["step"])
-        with open_pace(roller, trainer, config, state["step"], state["position"]) as pace:
+        cursor = Cursor(state["position"], state.get("set_aside", ()))
+        with open_pace(roller, trainer, config, state["step"], cursor) as pace:
             for step in range(state["step"], config.steps):
                 clock = Clock(engines)
                 with clock.waiting():
-                    rolled = cast(StepRollouts, trainer.broadcast(pace.take(state["position"], step)))
-                rollouts = rolled.rollouts
+                    rolled = cast(StepRollouts, trainer.broadcast(pace.take(cursor, step)))
+                rollouts, cursor = rolled.rollouts, rolled.cursor
                 refuse_unrewarded(rollouts, step)
                 lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], max_staleness(config), step)
                 learning = replace(learner, max_gap=math.inf) if lag else learner
@@ -96,6 +102,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 pace.done(step + 1)
 
                 numbers = rolled.numbers | done.metrics | ({"staleness": lag} if config.asynchronous else {}) | clock.idle()
+                numbers |= trainer.paces.slowest()
                 speed = rolled.tokens / clock.seconds
                 job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
                 signal = {name: numbers[name] for name in ("reward", "informative_groups")}
@@ -122,7 +129,7 @@ def state_after(state: dict[str, Any], rolled: StepRollouts, done: UpdateResult,
     shown = show(rolled.rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []
     return {
         "step": step + 1,
-        "position": rolled.position,
+        **rolled.cursor._asdict(),
         "updates": updates,
         "recent": [*state["recent"], updates][-1 - max_staleness(config) :],
         "counted": {name: state["counted"].get(name, 0) + int(numbers[name]) for name in COUNTED if name in numbers},

@@ -15,6 +15,7 @@ from pedigree.stages.job.job import Job
 from pedigree.stages.rlvr.handover import release
 from pedigree.stages.sampling.engines import Fleet
 from pedigree.stages.sampling.sampler import WeightPart, write_version
+from pedigree.stages.sampling.vllm_engine import allocator
 from pedigree.stages.sampling.weight_parts import offsets
 from pedigree.stages.training.trainer import Trainer
 
@@ -98,10 +99,8 @@ class GpuMemory:
         self._tensors: list[tuple[str, str, list[int]]] = []
         self._held: list[Tensor] = []
         self._sent: list[Tensor] = []
-        settings = (os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-        self._expandable = any("expandable_segments:True" in one for one in settings)
-        if self._expandable:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        if settings := allocator(expandable=False):
+            torch.cuda.memory._set_allocator_settings(settings)
         self.used = 0
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -124,8 +123,8 @@ class GpuMemory:
     def close(self) -> None:
         self._sent = []
         torch.cuda.ipc_collect()
-        if self._expandable:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        if settings := allocator(expandable=True):
+            torch.cuda.memory._set_allocator_settings(settings)
 
 
 def parts(trainer: Trainer, memory: HostMemory | GpuMemory, version: int) -> Iterator[WeightPart]:

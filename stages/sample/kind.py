@@ -1,7 +1,7 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
 from pedigree.configs.base.kind import CONVERSATIONS, RENDERING, Kind, port
-from pedigree.configs.base.shrink import TOKENS, TURNS, Cut
+from pedigree.configs.base.shrink import TOKENS, Cut
 from pedigree.configs.base.work import (
     MAX_RUNNING,
     SHARE_OF_A_BOUND,
@@ -16,6 +16,7 @@ from pedigree.configs.base.work import (
 )
 from pedigree.configs.judging.pools import Sample, sample_problem
 from pedigree.configs.judging.scoring import answers_of_prompt
+from pedigree.configs.methods.environment_programs import shrink_environment
 
 WINDOW = 3
 """Prompts."""
@@ -26,8 +27,7 @@ def shrink(cut: Cut) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
     cut.most("samples_per_prompt", max(2, len(cut.config.sampling.temperatures)), "samples")
     cut.most("prompts.count", WINDOW, "data")
-    if cut.config.environment:
-        cut.most("environment.max_turns", TURNS, "lengths")
+    shrink_environment(cut)
 
 
 def sampling_plan(config: Sample) -> SamplingPlan:
@@ -39,7 +39,7 @@ def sampling_plan(config: Sample) -> SamplingPlan:
 
 def longest_answer(config: Sample) -> int:
     most = config.sampling.max_tokens
-    return config.environment.longest_answer(most) if config.environment else most
+    return config.environment.longest_answer(most, lengthens=True) if config.environment else most
 
 
 def verified(config: Sample) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.judging.pools import Sample, Window
-from pedigree.configs.methods.environment_programs import PlayedEnvironment
+from pedigree.configs.methods.environment_programs import AnyPlayed
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
@@ -26,9 +26,10 @@ from pedigree.data.records.sequences import Mapped
 from pedigree.stages.core.drawing import draw_policies
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job, only
-from pedigree.stages.sampling.conversations import Transcript, open_environments
+from pedigree.stages.sampling.conversations import Transcript
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, Episodes, Opening, generate
+from pedigree.stages.sampling.partners import open_environments
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Generation, Request, seed_of
 from pedigree.stages.verifiers import Verdict, verify_each
@@ -87,7 +88,7 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
                 tally.note(row)
                 yield row
 
-    def played(environment: PlayedEnvironment) -> Iterator[Judgment]:
+    def played(environment: AnyPlayed) -> Iterator[Judgment]:
         for label, drawn in draws.items():
             for row in judgments(environment, drawn, label, label in own, policies[label], answers[label], failures, decoding):
                 decoding()
@@ -227,7 +228,7 @@ def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Re
 
 
 def judgments(
-    environment: PlayedEnvironment,
+    environment: AnyPlayed,
     drawn: Sequence[Draw],
     label: str,
     on_policy: bool,

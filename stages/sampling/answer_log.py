@@ -68,6 +68,9 @@ class AnswerLog:
     def __contains__(self, key: str) -> bool:
         return key in self._places
 
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._places])
+
     @property
     def empty(self) -> bool:
         return not self._places

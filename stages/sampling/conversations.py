@@ -3,25 +3,19 @@
 The tokens of answers stay as sampled; observations are tokenized as the chat template renders them after the answer.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.methods.environment_programs import EnvironmentProgram
+from pedigree.configs.methods.environment_programs import Partner
 from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.data.records.records import FinishReason, Message
-from pedigree.stages.job.failures import StageError
-from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.sampler import Arrived, Generation, Request
 from pedigree.stages.verifiers import ended as awaited
-from pedigree.stages.verifiers.environments import Environments, Episode, Outcome
+from pedigree.stages.verifiers.environments import Environments, Outcome
 from pedigree.stages.verifiers.reward_programs import Answered, Value
-
-PROBED: list[Message] = [{"role": "user", "content": "What follows?"}]
-"""An observation for the check of the chat template."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class Transcript:
 class Talk:
     """One conversation, up to its last answer."""
 
-    def __init__(self, prompt: Mapping[str, Any], prompt_ids: list[int], episode: Episode | None = None) -> None:
+    def __init__(self, prompt: Mapping[str, Any], prompt_ids: list[int], episode: Any = None) -> None:
         self.prompt, self.prompt_ids, self.episode = prompt, prompt_ids, episode
         self.temperature: float | None = None
         """As in `Request`."""
@@ -178,7 +172,7 @@ class Talk:
             return
         self.messages, self.prompt_ids = messages, ids
 
-    def follow(self, reaction: Outcome, chat: Chat, config: EnvironmentProgram) -> bool:
+    def follow(self, reaction: Outcome, chat: Chat, config: Partner) -> bool:
         """Apply what `step` returned; returns whether another answer is due."""
         if isinstance(reaction, str):
             self.cause = reaction
@@ -264,31 +258,3 @@ def converse(
     for talk in talks:
         if environments and talk.episode:
             environments.end(talk.episode)
-
-
-@contextmanager
-def open_environments(
-    given: EnvironmentProgram | None, prompts: Sequence[Mapping[str, Any]], chats: Iterable[Chat], job: Job
-) -> Iterator[Environments | None]:
-    """The environment on rank 0 until the end of the block, None elsewhere or without one.
-
-    Raises:
-        PedigreeError: it cannot be used.
-        StageError: a chat template renders turns otherwise once more follow.
-    """
-    if given is None or job.rank != 0:
-        yield None
-        return
-    first = prompts[0]
-    for chat in chats:
-        try:
-            chat.following(first["messages"], "An answer.", PROBED, first.get("template_arguments"))
-        except ChatError as error:
-            raise StageError(f"prompt {first['id']} cannot begin a conversation of several turns: {error}") from error
-    environments = Environments(given, job.source_files[given.path], (prompt["verifier"] for prompt in prompts), job.numerics.threads)
-    if given.trusted:
-        job.note(f"{given.path} ran outside the sandbox (trusted: true)")
-    try:
-        yield environments
-    finally:
-        environments.close()

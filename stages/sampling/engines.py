@@ -19,7 +19,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.sampling.sampler import Arrived, Beat, Child, Continuation, Generation, Request, Sampler, WeightPart, engine_settings
-from pedigree.stages.sampling.vllm_engine import Inline
+from pedigree.stages.sampling.vllm_engine import ALLOCATOR, Inline, allocator
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
@@ -249,10 +249,12 @@ def gpus_of(numerics: Numerics, engine: int, ranks: int = 0) -> list[str] | None
 
 def start(numerics: Numerics, gpus: list[str] | None = None) -> "subprocess.Popen[bytes]":
     """Start a process that becomes an engine when it receives its settings. Its environment lacks the variables of torchrun and DeepSpeed,
-    whose process group vLLM would try to join."""
+    whose process group vLLM would try to join, and expandable segments, with which vLLM's all-reduce ends a worker (vllm issue 42609)."""
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
     kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
+    if (settings := allocator(expandable=False)) is not None:
+        kept = {name: value for name, value in kept.items() if name not in ALLOCATOR} | {ALLOCATOR[0]: settings}
     quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     threads = {"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {}
     return subprocess.Popen(

@@ -101,7 +101,7 @@ class Episodes(Ask):
 
     @property
     def longest(self) -> int:
-        return self.longest_prompt + self.environments.config.longest_answer(self.sampling.max_tokens)
+        return self.longest_prompt + self.environments.config.longest_answer(self.sampling.max_tokens, lengthens=True)
 
     def run(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
         openings: list[Opening] = list(requests)

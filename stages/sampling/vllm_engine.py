@@ -67,6 +67,8 @@ REMEDIES = {
 """Patterns of refusals of vLLM → what to do."""
 UNUSED = ("scipy.signal", "redis", "boto3")
 """Libraries that vLLM's imports load where they are installed, for audio, remote caches and SageMaker: an eighth of the import time."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables with settings of torch's allocator; the first that is set counts."""
 WEIGHTS_TAG = "weights"
 """vLLM's name for the memory of weights, which wakes before that of the KV cache."""
 
@@ -135,6 +137,15 @@ def serving() -> Iterator[None]:
         raise refusal(error) from error
 
 
+def allocator(expandable: bool) -> str | None:
+    """The settings of torch's allocator that this process was given, with expandable segments on or off; None where they are not on.
+
+    Memory of such segments has no handle for another process. Torch replaces all settings together, so all are returned.
+    """
+    given = next((found for name in ALLOCATOR if (found := os.environ.get(name))), "")
+    return given.replace("expandable_segments:True", f"expandable_segments:{expandable}") if "expandable_segments:True" in given else None
+
+
 class Inline(Sampler):
     """vLLM inside this process."""
 
@@ -179,6 +190,7 @@ class Inline(Sampler):
                 "gpu_memory_utilization": placement.gpu_memory_utilization,  # vLLM checks that this much is free
                 "kv_cache_memory_bytes": kv_cache_on_gpus(current_platform.get_device_total_memory(), placement, weights),
                 "enable_sleep_mode": settings["sleeps"],
+                "disable_custom_all_reduce": allocator(expandable=False) is not None,  # only in the trainer's process: see `start`
             }
         if rank is not None:
             device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(rank)}

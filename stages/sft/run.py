@@ -96,6 +96,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
                 packing=length / found["capacity"],
                 tokens_per_second=speed,
                 **{name: found[name] for name in routed},
+                **trainer.paces.slowest(),
                 **measured,
             )
             job.progress(step + 1, total, loss=last, tokens_per_second=speed)

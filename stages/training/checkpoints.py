@@ -8,6 +8,7 @@ DeepSpeed's files are pickles, so files that are not verified by our manifest ar
 """
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -61,6 +62,8 @@ class Checkpoints:
                 with `--require-checkpoint`.
         """
         chosen = self.trainer.broadcast(self._chosen() if self.trainer.rank == 0 else None)
+        if self.job.numerics.world_size > 1:
+            self._note_hosts(chosen)
         if chosen is None:
             self.job.rewind(0)
             if self.job.require_checkpoint:
@@ -83,6 +86,13 @@ class Checkpoints:
             print(f"resumed from {chosen}", flush=True)
         self.job.doing("training")
         return saved["state"]
+
+    def _note_hosts(self, chosen: str | None) -> None:
+        """Write the hosts of the ranks as evidence; before the checkpoint, the job may have had others."""
+        hosts = self.trainer.from_all_ranks(os.uname().nodename)
+        if self.trainer.rank == 0:
+            after = int(chosen.removeprefix("step-")) if chosen else 0
+            write_json(self.job.evidence / "ranks.json", {"after_step": after, "hosts": hosts})
 
     def after_step(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint if one is due; call after each optimizer step, on all ranks.

@@ -32,6 +32,7 @@ from pedigree.stages.training.feed import Feed, GlobalBatch, feed
 from pedigree.stages.training.kernels import settle
 from pedigree.stages.training.logprobs import PolicyModule, RewardModule
 from pedigree.stages.training.models import frozen
+from pedigree.stages.training.paces import Paces
 from pedigree.stages.training.ranks import PATIENCE
 from pedigree.stages.training.recomputation import recompute_layers
 
@@ -160,6 +161,7 @@ class Trainer:
                 set_master_weight(parameter, finer[id(parameter)])
         self.module = self.engine
         settle(self.engine.module, trained, numerics, self.device)
+        self.paces = Paces(self.engine.module, numerics)
 
     def fixed(self, module: PolicyModule) -> Any:
         """A model for use without gradient next to the trained one, in the same dtype; ZeRO-3 partitions it over the ranks, too."""
@@ -178,6 +180,8 @@ class Trainer:
         with _distributed_environment(), _uncompiled():
             if self.numerics.zero_stage == 3:
                 deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=self.dtype)
+                for buffer in module.buffers():  # DeepSpeed moves parameters alone
+                    buffer.data = buffer.data.to(self.device)
             return deepspeed.initialize(model=module, optimizer=optimizer, config=config)[0]
 
     def _config(self, numerics: Numerics, plain: bool, largest: int) -> dict[str, Any]:
@@ -245,12 +249,14 @@ class Trainer:
 
     def totals(self, sums: Mapping[str, Tensor | float], largest: Mapping[str, Tensor | float] | None = None) -> dict[str, float]:
         """All-reduce metrics, sums and maxima, in one exchange and one wait for the device. Pass values that are equal on all ranks as
-        maxima. Ranks that compute rows together each have the sums of these rows, which count once."""
+        maxima. Ranks that compute rows together each have the sums of these rows, which count once. The ranks' paces come along."""
         largest = largest or {}
-        local_K = torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values())])
-        every_RK = self._every(local_K)
-        found_K = torch.cat([every_RK[:, : len(sums)].sum(0) / self.numerics.sequence_parallel, every_RK[:, len(sums) :].amax(0)])
-        return dict(zip([*sums, *largest], found_K.tolist(), strict=True))
+        names = [*sums, *largest]
+        every_RK = self._every(torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values(), self.paces.own)]))
+        sums_RK, largest_RK, paces_R1 = every_RK.split([len(sums), len(largest), 1], 1)
+        found = torch.cat([sums_RK.sum(0) / self.numerics.sequence_parallel, largest_RK.amax(0), paces_R1[:, 0]]).tolist()
+        self.paces.exchanged(found[len(names) :])
+        return dict(zip(names, found, strict=False))
 
     def summed(self, values_K: Tensor) -> Tensor:
         """Values summed over ranks, left on the device."""

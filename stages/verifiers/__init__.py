@@ -12,6 +12,8 @@
 `choice`, `mc2` {answer | labels}         the likelihood of given choices, see `choices`
 `facts` {...}                             no score: values for reward functions of the project, see `facts`
 `several` {verifiers [, score]}           all of them; with `score: share` the mean of their scores
+
+All but `facts` may also have `hints`, texts from weak to strong, which only the stage `rlvr` reads.
 """
 
 from collections import deque
@@ -126,6 +128,11 @@ def check(verifier: Any) -> None:
         raise VerifierError(f"verifier {verifier!r:.80} must have a name: {', '.join(sorted(_VERIFIERS))}")
     if name not in _VERIFIERS:
         raise VerifierError(f"verifier {not_one_of(name, sorted(_VERIFIERS))}")
+    if name != "facts":
+        verifier = {**verifier}
+        hints = verifier.pop("hints", [])
+        if not isinstance(hints, list) or not all(isinstance(hint, str) and hint.strip() for hint in hints):
+            raise VerifierError(f"verifier {name}: hints {hints!r:.80} must be a list of texts, from the weakest to the strongest")
     _VERIFIERS[name].check(verifier)
 
 

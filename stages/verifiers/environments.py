@@ -24,9 +24,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram
+from pedigree.configs.methods.environment_programs import RESET_COLUMNS, EnvironmentProgram, Partner
 from pedigree.data.artifacts.artifacts import sha256_file
 from pedigree.data.records.records import Message
 from pedigree.stages.verifiers import sandbox
@@ -48,6 +48,18 @@ Outcome = Reaction | str
 """A reaction; a text is the cause of a failure."""
 
 
+class Environments(Protocol):
+    """An environment in all conversations of a job, each of which is an `episode`."""
+
+    @property
+    def config(self) -> Partner: ...
+    def identity(self) -> dict[str, Any]: ...
+    def reset(self, prompt: Mapping[str, Any], seed: int) -> "tuple[Any, Future[Outcome]]": ...
+    def step(self, episode: Any, answer: str) -> "Future[Outcome]": ...
+    def end(self, episode: Any) -> None: ...
+    def close(self) -> None: ...
+
+
 @dataclass(eq=False)
 class Episode:
     """One conversation with an environment."""
@@ -60,9 +72,9 @@ class Episode:
     answers: list[str] = field(default_factory=list)
 
 
-class Environments:
-    """An environment in its processes, each of which has a thread that its calls wait for; the first process starts immediately, so that
-    what cannot run is refused early.
+class ProgramEnvironments:
+    """A program in its processes, each of which has a thread that its calls wait for; the first one starts immediately, so that what cannot
+    run is refused early.
 
     Args:
         config: of the recipe.

@@ -106,6 +106,30 @@ def test_two_recipes_of_one_name_do_not_write_the_same_artifacts(recipes: Path, 
         write_compiled(recipes.parents[1], load_recipes(recipes, str(tmp_path / "second.yaml")))
 
 
+def test_a_pipeline_of_the_user_is_not_replaced(recipes: Path, tmp_path: Path) -> None:
+    own = tmp_path / "dvc.yaml"
+    own.write_text("stages: {own: {cmd: ./train.sh}}\n")
+    graphs = load_recipes(recipes, "demo")
+    with pytest.raises(ConfigError, match=r"dvc\.yaml: is not a compiled file, and would be replaced by one: move it, or rename"):
+        write_compiled(tmp_path, graphs)
+    assert own.read_text() == "stages: {own: {cmd: ./train.sh}}\n"
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != recipes] == [own], "nothing is begun"
+    own.unlink()
+    own.symlink_to(recipes / "first.yaml")
+    with pytest.raises(ConfigError, match="is not a compiled file"):
+        write_compiled(tmp_path, graphs)
+
+
+@pytest.mark.parametrize("before", ["# Compiled from configs/recipes/demo.yaml by `pedigree plan demo`: edit it\n", "<<<<<<< HEAD\n{}"])
+def test_a_compiled_file_is_replaced_also_that_of_0_1_and_in_a_merge_conflict(recipes: Path, tmp_path: Path, before: str) -> None:
+    graphs = load_recipes(recipes, "demo")
+    write_compiled(tmp_path, graphs)
+    text = (tmp_path / "dvc.yaml").read_text()
+    (tmp_path / "dvc.yaml").write_text(before.format(text))
+    assert write_compiled(tmp_path, graphs) == ["dvc.yaml"]
+    assert (tmp_path / "dvc.yaml").read_text() == text
+
+
 def test_committed_compiled_files_are_current() -> None:
     root = Path(__file__).parents[2]
     for recipe in recipe_names(root / "configs" / "recipes"):

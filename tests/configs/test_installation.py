@@ -8,7 +8,7 @@ import pytest
 
 from pedigree.configs.base import installation
 
-CLONE = {"url": "file:///work/my%20clone", "dir_info": {"editable": True}}
+CLONE = {"url": "file:///clones/my%20clone", "dir_info": {"editable": True}}
 GIT = {"url": "https://host.example/pedigree", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
 
 
@@ -33,8 +33,8 @@ def forget():
 @pytest.mark.parametrize(
     ("origin", "prefix", "packages", "other"),
     [
-        (CLONE, "/work/my clone/.venv", "run `make setup`", "run `make setup`"),
-        (CLONE, "/venv", "run `pip install --editable '/work/my clone[train]'`", "run `fetch`"),
+        (CLONE, "/clones/my clone/.venv", "run `make setup`", "run `make setup`"),
+        (CLONE, "/venv", "run `pip install --editable '/clones/my clone[train]'`", "run `fetch`"),
         (GIT, "/venv", "run `pip install 'pedigree[train] @ git+https://host.example/pedigree@c0ffee'`", "run `fetch`"),
         ({}, "/venv", "run `pip install 'pedigree[train]==0.2.0'`", "run `fetch`"),
     ],
@@ -45,7 +45,7 @@ def test_the_remedy_installs_into_this_environment(monkeypatch, tmp_path, origin
     assert installation.missing("train") == packages and installation.set_up("fetch") == other
 
 
-@pytest.mark.parametrize(("origin", "folder"), [(CLONE, "/work/my clone"), (GIT, "SITE/pedigree")], ids=["image", "git"])
+@pytest.mark.parametrize(("origin", "folder"), [(CLONE, "/clones/my clone"), (GIT, "SITE/pedigree")], ids=["image", "git"])
 def test_a_machine_without_a_gpu_gets_the_lock_for_the_cpu(monkeypatch, tmp_path, origin, folder):
     installed(monkeypatch, tmp_path, origin, "/venv")
     lock = f"{folder.replace('SITE', str(tmp_path))}/requirements/cpu.txt"

@@ -104,6 +104,12 @@ def test_of_an_item_and_where_it_is_wanted_of_a_row_only_what_users_say_counts()
     assert [one.score for one in overlaps(index, row("hello", "yes", "what is this"), 0.1)] == [1.0]
 
 
+def test_hints_are_searched_as_what_the_user_says():
+    hinted = row("hello") | {"verifier": {"name": "gsm", "answer": "4", "hints": ["Think.", QUESTION]}}
+    found = [overlaps(Index({"suite": [row(QUESTION, name="q")]}, 8, [turns]), hinted, 0.1) for turns in ("user", "assistant")]
+    assert [len(own) for own in found] == [1, 0]
+
+
 def test_ngrams_do_not_run_across_turns():
     index = Index({"suite": [row("a b", "-", "c d", name="q")]}, 4)
     assert [one.score for one in overlaps(index, row("a b c d"), 0.1)] == [1.0]  # both short turns stand in it

@@ -91,6 +91,18 @@ def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     assert load_file(write(tmp_path / f"rows.{suffix}", {"messages": messages})).rows[0]["messages"] == messages
 
 
+def test_hints_are_read_where_columns_list_them(tmp_path):
+    row = {"problem": "2 + 2?", "truth": "4", "steps": ["Count on.", "It is 2 + 2."], "hints": "as it was before"}
+    file, columns = (
+        write(tmp_path / "rows.jsonl", row, row | {"steps": "Count."}, row | {"steps": None}),
+        {"prompt": "problem", "ground_truth": "truth"},
+    )
+    found = load_file(file, "prompt", verifier="gsm", columns=columns | {"hints": "steps"}).rows
+    assert [one["verifier"].get("hints") for one in found] == [["Count on.", "It is 2 + 2."], ["Count."], None]
+    named = write(tmp_path / "named.jsonl", {"prompt": "2 + 2?", "ground_truth": "4", "hints": "as it was before"})
+    assert "hints" not in load_file(named, "prompt", verifier="gsm").rows[0]["verifier"]
+
+
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_marks_of_other_turns_say_nothing_if_they_are_false_and_are_refused_by_name_if_not(tmp_path, role):
     """Axolotl's rows have a mark in every turn."""

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 def seen(condition: Callable[[], T]) -> T:
     """Asks the server a question, after a pause that leaves it time for other work: it has no way to call back."""
-    time.sleep(0.2)
+    time.sleep(0.2)  # between two questions
     return condition()
 
 

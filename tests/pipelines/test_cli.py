@@ -14,6 +14,7 @@ import pytest
 from commands import InProcessCommand, step_of
 from running_lab import Lab
 from typer.main import get_command
+from typer.testing import CliRunner
 from waiting import deadline, until
 
 from pedigree.pipelines.cli.main import GROUPS, app
@@ -62,6 +63,8 @@ def test_the_help_has_a_section_for_every_command():
     commands = get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(n for n, command in commands.items() if not command.hidden)
     assert commands["stage"].hidden  # the command of dvc.yaml
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout.split("Start:")[1]
+    assert "..." not in shown  # a line that is cut
 
 
 def test_all_problems_of_a_recipe_come_at_once_with_their_lines(shared):

@@ -101,7 +101,7 @@ def test_a_password_in_a_file_of_settings_stays_out_of_the_patch(repository):
     assert "correct-horse" not in str(state) and "a password or key in a file of settings" in state["patch_left_out"]
     (repository / ".env").write_text("export PREFECT_SERVER_API_AUTH_STRING='admin:correct-horse'\n")
     assert "correct-horse" not in str(code_state(repository, new_files=True))
-    (repository / ".env").write_text("PREFECT_DB_PASSWORD=${OF_THE_DATABASE}\nPAD_TOKEN=<|endoftext|>\nSSH_KEY=/home/somebody/key\n")
+    (repository / ".env").write_text("PREFECT_DB_PASSWORD=${OF_THE_DATABASE}\nPAD_TOKEN=<|endoftext|>\nSSH_KEY=/keys/of/somebody\n")
     assert "+PAD_TOKEN" in code_state(repository, new_files=True)["patch"]
 
 

@@ -13,6 +13,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.configs.methods.policy_gradient import Grpo, Keep
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Reward, RewardProgram
+from pedigree.configs.methods.training import Hints
 from pedigree.data.artifacts.artifacts import Run
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.records import records
@@ -90,7 +91,8 @@ def test_all_code_that_kinds_declare_is_listed():
     })  # fmt: skip
     terms = (RewardProgram(type="program", path="mine.py"), ModelReward(type="reward_model"), Majority(type="majority"))
     environment = EnvironmentProgram(path="mine.py", max_turns=2)
-    rewarded = sparse("rlvr", reward=Reward(terms=terms), environment=environment, algorithm=Grpo(type="grpo", keep=Keep(answers=1)))
+    keeping = Grpo(type="grpo", keep=Keep(answers=1))
+    rewarded = sparse("rlvr", reward=Reward(terms=terms), environment=environment, hints=Hints(), algorithm=keeping)
     configs = {"prepare_data": config, "rlvr": rewarded}
     declared = {part for kind in KINDS.values() for part in kind.decided_by(configs.get(kind.name) or sparse(kind.name))}
     assert declared == {name for name in hashes() if not name.startswith(VERIFIER)}

@@ -90,7 +90,8 @@ def test_a_plan_as_a_document(made: Programs):
     assert found["published"] is None  # it follows nothing
     assert set(found["disk"]) == {"needed_bytes", "stages_of_unknown_size", "free_bytes"}
     assert set(found["time"]) == {"seconds", "wall_seconds", "gpu_hours", "stages_of_unknown_time"}
-    assert set(found["stages"][0]) == {"address", "kind", "state", "reasons", "disk_bytes", "batch", "estimate", "problems", "warnings"}
+    own = {"address", "kind", "state", "reasons", "disk_bytes", "batch", "estimate", "problems", "warnings", "faster"}
+    assert set(found["stages"][0]) == own and found["stages"][0]["faster"] is None  # not asked for
     assert [stage["state"] for stage in found["stages"]] == ["up_to_date", "up_to_date", "will_run", "depends"]
     assert [stage["reasons"] for stage in found["stages"]][2:] == [["forced"], ["waits for lab/clean"]]
 

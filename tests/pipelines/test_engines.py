@@ -2,11 +2,13 @@ import json
 from pathlib import Path
 
 import pytest
+from handmade import project_at
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Numerics
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.rehearsal.preparing import prepare
 from pedigree.pipelines.run import checks, opening
 
 ON_A_GPU = Execution.model_validate({"slots": 1, "numerics": {"device": "cuda", "kernels": "liger"}})
@@ -19,6 +21,13 @@ def test_an_engine_that_is_not_installed_is_named_before_anything_runs(monkeypat
     checks.refuse_missing_engines(graph, ["tiny/chat", "tiny/sft"], Execution(slots=1))
     with pytest.raises(ConfigError, match=r"sample_0, rlvr: needs vllm, not installed: run `make setup`"):
         checks.refuse_missing_engines(graph, ["tiny/sft", "tiny/sample_0", "tiny/rlvr"], Execution(slots=1))
+
+
+def test_a_rehearsal_names_the_packages_that_its_tiny_models_need(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(ConfigError, match=r"tiny: base: needs torch, not installed: run `make setup`$"):
+        prepare(project_at(tmp_path / "project"), "tiny")
 
 
 def test_kernels_that_are_not_installed_are_named_for_the_stages_that_compute(monkeypatch):

@@ -103,6 +103,36 @@ def test_what_would_stop_the_commit_is_said_before_anything_runs(made: Lab, pedi
     assert why in said and made.runs() == []
 
 
+IGNORED = {
+    "artifacts/lab/dvc.lock (.gitignore:1: *.lock)": "echo '*.lock' > .gitignore",
+    "artifacts/lab/dvc.yaml, artifacts/lab/params.yaml, artifacts/lab/dvc.lock (.git/info/exclude:1: artifacts/)": (
+        "echo artifacts/ > .git/info/exclude"
+    ),
+    "is beyond a symbolic link": "mv artifacts ../elsewhere && ln -s ../elsewhere artifacts",
+}
+
+
+@pytest.mark.parametrize("why", IGNORED)
+def test_results_that_git_would_not_add_are_refused_before_anything_runs(made: Lab, pedigree: InProcessCommand, why: str) -> None:
+    for name in LEDGER:
+        (made.root / name).unlink()  # as before the first run
+    made.shell(IGNORED[why])
+    made.forget_runs()
+    commit = head(made)
+    said = pedigree("run", "lab", "--commit", code=2)
+    assert why in said and "remove the rule or link, or omit --commit" in said
+    assert made.runs() == [] and head(made) == commit
+
+
+def test_status_lists_results_that_git_ignores_and_a_file_added_by_force_is_committed(made: Lab, pedigree: InProcessCommand) -> None:
+    made.shell("echo '*.lock' > .gitignore && git add -f artifacts/lab/dvc.lock && git commit -qm forced && echo artifacts > .gitignore")
+    said = pedigree("status", "lab")
+    assert "Not committed to git: artifacts/lab/dvc.yaml, artifacts/lab/params.yaml." in said
+    made.shell("echo '*.lock' > .gitignore && echo '# changed' >> artifacts/lab/dvc.lock")
+    pedigree("run", "lab", "--commit")
+    assert files_of(made) == LEDGER and "Not committed" not in pedigree("status", "lab")
+
+
 def test_a_message_gives_the_scores_with_their_intervals(tmp_path: Path) -> None:
     project, graph = made_at(tmp_path)
     text = message(project, graph, graph.nodes.keys())

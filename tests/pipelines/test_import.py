@@ -130,9 +130,11 @@ CONFIGS: dict[str, tuple[str, str | None, str, dict[str, Any]]] = {
     ),
     "open-instruct grpo": (
         COMMAND.format("grpo_fast.py") + "--beta 0.01 --kl_estimator 2 --num_mini_batches 2 --num_epochs 3 --total_episodes 6400 "
-        "--non_stop_penalty --non_stop_penalty_value -1.0 --advantage_normalization_type centered --response_length 2048",
+        "--non_stop_penalty --non_stop_penalty_value -1.0 --advantage_normalization_type centered --response_length 2048 "
+        "--active_sampling --no_resampling_pass_rate 0.875",
         None, "grpo",
         {"algorithm.type": "dr_grpo", "algorithm.kl.estimator": "k3", "algorithm.updates_per_rollout": 2, "algorithm.inner_epochs": 3,
+         "algorithm.resampling.max_batches": 10, "no_resampling_pass_rate": 0.875,
          "steps": 100, "prompts_per_step": 16, "samples_per_prompt": 4, "reward.right": 10.0, "reward.truncated": -1.0,
          "sampling.max_tokens": 2048, "sampling.temperature": 0.7},
     ),

@@ -1,20 +1,26 @@
 """`pedigree init` completes a folder and replaces nothing in it."""
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.problems import UsageProblem
-from pedigree.configs.base.project import PACKAGED
+from pedigree.configs.base.project import PACKAGED, Project
 from pedigree.configs.language.execution import profile_path
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import recipe_names
 from pedigree.pipelines.cli.init import DVC_CONFIG, LINES, create
+from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.ledger.git import git_environment, run_git
 from pedigree.pipelines.ledger.lock_merge import DRIVER
+from pedigree.pipelines.publish.commits import check_commit
 from pedigree.pipelines.run.opening import load_execution
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +86,58 @@ def test_nothing_is_replaced_and_nothing_begun(tmp_path, name, recipe, said):
     with pytest.raises(UsageProblem, match=said):
         create(tmp_path / "above" / "project" if recipe is None else tmp_path, recipe)
     assert files(tmp_path) == before and not (tmp_path / ".git").exists()
+
+
+@pytest.mark.parametrize(
+    ("git_file", "said"),
+    [
+        ({".git/config": "[core]\n\trepositoryformatversion = 99\n"}, "found 99"),
+        ({".git": "gitdir: /nowhere\n"}, "git repository: /nowhere"),
+    ],
+)
+def test_no_repository_is_made_inside_one_that_git_cannot_read(tmp_path, git_file, said):
+    subprocess.run(["git", "init", "-q", "other"], cwd=tmp_path, env=git_environment(), check=True)
+    for name, text in git_file.items():
+        if name == ".git":
+            shutil.rmtree(tmp_path / "other/.git")
+        (tmp_path / "other" / name).write_text(text)
+    with pytest.raises(UsageProblem, match=f"git cannot read the repository of {tmp_path}/other/inner: fatal: .*{said}"):
+        create(tmp_path / "other/inner")
+    assert not list((tmp_path / "other/inner").iterdir())
+    with pytest.raises(UsageProblem, match=said):  # rather than a remedy that makes one
+        check_commit(Project(tmp_path / "other/inner"))
+
+
+def test_lines_of_a_file_in_another_encoding_stay(tmp_path):
+    (tmp_path / ".gitignore").write_bytes(b"caf\xe9\n/.venv\n")
+    create(tmp_path)
+    data = (tmp_path / ".gitignore").read_bytes()
+    assert data.startswith(b"caf\xe9\n/.venv\n/.pedigree/\n") and data.count(b"/.venv\n") == 1
+
+
+def test_text_is_utf8_in_any_locale(tmp_path):
+    create(tmp_path)
+    (tmp_path / "café.yaml").write_text("model_name_or_path: org/base\nlearning_rate: 1.0e-5\ndataset_name: org/rows\n")
+    words = [sys.executable, "-m", "pedigree.pipelines.cli", "import", "café.yaml", "mine", "--method", "sft"]
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | ascii_only, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert "café.yaml" in (tmp_path / "configs/recipes/mine.yaml").read_bytes().decode()
+
+
+def test_a_recipe_by_path_is_refused(tmp_path):
+    (tmp_path / "tiny.yaml").write_text("stages: {}\n")
+    with pytest.raises(UsageProblem, match=r"takes the name of a packaged recipe, not a path: omit it, then copy ./tiny.yaml to .*recipes"):
+        create(tmp_path / "new", "./tiny.yaml")
+    assert not (tmp_path / "new").exists()
+
+
+def test_results_that_git_would_ignore_are_named(tmp_path):
+    (tmp_path / ".gitignore").write_text("*.lock\nartifacts/\n!dvc.yaml\n")
+    said = CliRunner().invoke(app, ["init", str(tmp_path)]).output
+    assert "Git would not add artifacts/tiny/dvc.yaml, artifacts/tiny/dvc.lock" in said and "(.gitignore:2: artifacts/)" in said
+    (tmp_path / ".gitignore").write_text("*.lock\n!dvc.lock\n")
+    assert "Git would not add" not in CliRunner().invoke(app, ["init", str(tmp_path)]).output
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones(tmp_path):

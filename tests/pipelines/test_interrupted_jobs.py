@@ -212,6 +212,15 @@ def test_out_of_memory_goes_on_with_smaller_micro_batches_and_says_so(lab: Lab) 
     assert status(lab) == CLEAN and outcomes(lab)["sft"] == "unchanged"
 
 
+def test_out_of_memory_ends_a_stage_without_micro_batches_with_a_remedy_that_it_has(lab: Lab) -> None:
+    lab.knobs(raw={"errors": ["memory"]})
+    ends = {end.address: end for end in run_graph(lab.run())}
+    failed = ends["lab/raw"]
+    assert isinstance(failed, StageFailed) and failed.cause == "out_of_memory" and lab.runs().count("raw") == 1
+    remedy = "use a larger machine, or a profile with fewer threads or engines for this stage"
+    assert failed.message == f"cannot allocate, and nothing is left to shrink: {remedy}"
+
+
 def test_a_later_run_goes_on_with_what_fitted_into_memory(lab: Lab) -> None:
     lab.write("configs/recipes/lab.yaml", RANKS)
     lab.knobs(sft={"errors": ["memory"]})

@@ -15,7 +15,7 @@ from pedigree.data.artifacts.artifacts import open_artifact
 from pedigree.pipelines.cli import running
 from pedigree.pipelines.cli.run_results import run_result
 from pedigree.pipelines.publish.commits import message
-from pedigree.pipelines.publish.report import SECTIONS, _prompt, _said, gather, idle_shares, tables, write_report
+from pedigree.pipelines.publish.report import SECTIONS, _prompt, _said, gather, idle_shares, slow_rank, tables, write_report
 from pedigree.pipelines.publish.shown_stages import scores_of
 from pedigree.pipelines.run.ensure import Result
 from pedigree.pipelines.run.runs import NotRun, current_among
@@ -208,3 +208,12 @@ def open_record(project):
 def test_idle_shares_of_rlvr_are_means_over_its_steps():
     assert idle_shares({"trainer_idle": [0.5, 0.25, None], "sampler_idle": [0.1]}) == ", trainer idle 38% and sampler idle 10% of a step"
     assert idle_shares({"loss": [1.0]}) == ""
+
+
+def test_the_slowest_rank_of_a_training_is_the_most_frequent_one_since_its_ranks_have_their_hosts():
+    """Steps 1 and 2 ran on other hosts; the mean of the others is (1.2 + 1.4 + 1.3) / 3."""
+    ranks = {"after_step": 2, "hosts": ["node-1", "node-1", "node-7"]}
+    slowdown, slowest = [None, 2.0, None, 1.2, 1.4, 1.3], [None, 0.0, None, 2.0, 1.0, 2.0]
+    columns = {"step": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "slowdown": slowdown, "slowest_rank": slowest}
+    assert slow_rank(columns, ranks) == ", slowest rank 1.30 times the mean, in 67% of steps rank 2 on node-7"
+    assert slow_rank(columns, {**ranks, "after_step": 6}) == slow_rank({"step": [1.0], "loss": [1.0]}, {}) == ""

@@ -242,6 +242,20 @@ def test_a_stage_that_was_interrupted_has_not_failed(tmp_path: Path, monkeypatch
     assert ("pedigree_stage_failed{" in text) == (outcome == "failed")
 
 
+def test_the_states_of_stages_are_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):  # a later run appends
+        run = Followed(tmp_path, {"type": "json", "file": "logs/run.jsonl"}, monkeypatch)
+        run.tell(state("running") | {"time": 1.5}, state("failed", "out_of_memory") | {"time": 2.0}, {"ended": True})
+        run.follow()
+        run.events.unlink()
+    lines = [json.loads(line) for line in (tmp_path / "logs/run.jsonl").read_text().splitlines()]
+    stage = {"recipe": "lab", "stage": "sft"}
+    assert lines == 2 * [
+        {"time": "1970-01-01T00:00:01.500000+00:00", **stage, "state": "running"},
+        {"time": "1970-01-01T00:00:02+00:00", **stage, "state": "failed", "cause": "out_of_memory"},
+    ]
+
+
 def test_prometheus_reads_states_causes_and_seconds(tmp_path: Path) -> None:
     lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}", "{type: prometheus, folder: more}")
     lab.write("knobs.json", '{"lab/clean": {"fail": "no rows"}}')

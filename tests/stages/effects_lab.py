@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +29,7 @@ from pedigree.configs.methods.training import Lora
 from pedigree.data.artifacts.artifacts import Artifact, open_artifact
 from pedigree.stages.__main__ import main as run_stage
 from pedigree.stages.core.batches import collate, document
+from pedigree.stages.training import paces
 from pedigree.stages.training.models import frozen, load_policy
 from pedigree.stages.training.trainer import Trainer
 
@@ -226,6 +227,20 @@ def waits(policy: Artifact, **fields: Any) -> dict[str, Any]:
     (other,) = trainer.sum(float(trainer.rank == 1 and heard == [{"rolled": "out"}] * 2))
     trainer.close()
     return {"heard": other, "collectives": used, "timeout_s": timeout.total_seconds()}
+
+
+def slowed(policy: Artifact, **fields: Any) -> dict[str, Any]:
+    """Two micro-batches with a second between any two looks at the clock on rank 0, and two on rank 1: what the ranks learn of it, and the
+    collectives of each exchange of metrics."""
+    trainer, ticks = trainer_of(policy, fields), count()
+    with mock.patch.object(paces, "perf_counter", lambda: float(next(ticks) * (1 + trainer.rank))):
+        for _ in range(2):
+            trainer.backward(-trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum())
+    made = [exchanges(lambda: trainer.totals({"loss": 1.0}, {"norm": trainer.rank})) for _ in range(2)]
+    found, totals = trainer.paces.slowest(), trainer.totals({"loss": 1.0}, {"norm": trainer.rank})
+    trainer.step()
+    trainer.close()
+    return {"found": found, "totals": totals, "exchanges": made}
 
 
 def head_gathers(policy: Artifact, **fields: Any) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from pedigree.data.chat.chat import Chat
 from pedigree.data.chat.chat_template import ChatError
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.rlvr.run import refuse
-from pedigree.stages.sampling.conversations import open_environments
+from pedigree.stages.sampling.partners import open_environments
 from pedigree.stages.sampling.sampler import Generation, Request
 from pedigree.stages.verifiers import Verifying
 
@@ -126,7 +126,7 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
 
     with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
         rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
-        groups = rolling.roll_out([(0, prompts[0]), (1, prompts[1])], 0, None)
+        groups = rolling.roll_out(prompts, 0, None)
     requests = [[one.prompt_ids for one in given] for given, _ in asked]
     return [one for group in groups for one in group.rollouts], requests
 
@@ -166,7 +166,7 @@ def test_contexts_that_cannot_hold_all_turns_are_refused(tmp_path, policy):
     fields = PLAN | {"environment": {**PLAN["environment"], "max_observation": 1000}}
     with pytest.raises(StageError, match=r"max_prompt_length 90 \+ max_turns 3 x max_tokens 12 \+ 2 x max_observation 1000 exceed"):
         refuse(config_of("rlvr", **fields), {"policy": {"sft": policy}}, a_job(tmp_path), 512)
-    with pytest.raises(ValueError, match="has the term environment, but there is none"):
+    with pytest.raises(ValueError, match="has the term environment, but there is none with rewards"):
         config_of("rlvr", **{name: value for name, value in PLAN.items() if name != "environment"})
     with pytest.raises(ValueError, match="credit is turn, which grpo, dapo and cispo support, but not dr_grpo"):
         config_of("rlvr", **PLAN | {"credit": "turn", "algorithm": {"type": "dr_grpo"}})

@@ -10,7 +10,7 @@ from waiting import deadline, until
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
 from pedigree.stages.verifiers import sandbox
-from pedigree.stages.verifiers.environments import Environments, Reaction
+from pedigree.stages.verifiers.environments import ProgramEnvironments, Reaction
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 COUNTING = """
@@ -39,10 +39,10 @@ class Environment:
 """
 
 
-def opened(folder: Path, text: str, threads: int = 1, **fields: Any) -> Environments:
+def opened(folder: Path, text: str, threads: int = 1, **fields: Any) -> ProgramEnvironments:
     (folder / "mine.py").write_text(text)
     config = EnvironmentProgram.model_validate({"path": "environments/mine.py", "max_turns": 3, **fields})
-    return Environments(config, folder / "mine.py", [{"name": "exact_match", "answer": "x"}], threads)
+    return ProgramEnvironments(config, folder / "mine.py", [{"name": "exact_match", "answer": "x"}], threads)
 
 
 def prompt(name: str) -> dict[str, Any]:

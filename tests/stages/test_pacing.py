@@ -12,6 +12,7 @@ from rollout_lab import plan
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Asynchronous
 from pedigree.stages.job.failures import StageError
+from pedigree.stages.rlvr.group_selection import Cursor
 from pedigree.stages.rlvr.pacing import Ahead, Clock, note_other_weights, open_pace, refuse_stale, staleness
 from pedigree.stages.rlvr.rolling import record_of
 from pedigree.stages.sampling.answer_log import AnswerLog
@@ -76,19 +77,19 @@ def test_a_step_ahead_whose_answers_are_here_is_not_marked(tmp_path):
 
 
 class Rolled:
-    """A roller that gives the numbers of steps, each when it is allowed to."""
+    """A roller that gives the numbers of steps, each when it is allowed to. Each has a prompt less than the one before."""
 
     def __init__(self, steps: int = 9) -> None:
         self.config, self.engines = SimpleNamespace(steps=steps), SimpleNamespace(abandon=self.end)
         self.begun, self.go, self.ended = [threading.Event() for _ in range(steps)], [threading.Event() for _ in range(steps)], False
 
-    def step(self, position: int, step: int) -> Any:
-        assert position == 10 * step
+    def step(self, cursor: Cursor, step: int) -> Any:
+        assert cursor == cursor_at(step)
         self.begun[step].set()
         self.go[step].wait()
         if self.ended:
             raise StageError("lost engine")
-        return SimpleNamespace(number=step, position=position + 10)
+        return SimpleNamespace(number=step, cursor=cursor_at(step + 1))
 
     def end(self) -> None:
         self.ended = True
@@ -96,13 +97,17 @@ class Rolled:
             one.set()
 
 
+def cursor_at(step: int) -> Cursor:
+    return Cursor(10 * step, [*range(step)])
+
+
 def ahead(roller: Rolled, first: int = 0, **given: Any) -> Ahead:
     one: Any = roller
-    return Ahead(one, Asynchronous(**given), first, 10 * first)
+    return Ahead(one, Asynchronous(**given), first, cursor_at(first))
 
 
 def taken(rolling: Ahead) -> int:
-    one: Any = rolling.take(0, 0)
+    one: Any = rolling.take(Cursor(0), 0)
     return one.number
 
 
@@ -131,7 +136,7 @@ def test_without_in_flight_new_weights_wait_for_the_step_being_rolled_out():
     roller = Rolled(3)
     with ahead(roller, in_flight=False) as rolling:
         roller.go[0].set()
-        rolling.take(0, 0)
+        rolling.take(Cursor(0), 0)
         waiting = threading.Thread(target=rolling.before_load)
         waiting.start()
         assert roller.begun[1].wait(60) and waiting.is_alive()
@@ -147,7 +152,7 @@ def test_the_error_of_the_thread_is_that_of_the_trainer_after_the_complete_steps
         assert taken(rolling) == 0
         roller.end()
         with pytest.raises(StageError, match="lost engine"):
-            rolling.take(0, 0)
+            rolling.take(Cursor(0), 0)
         with pytest.raises(StageError, match="lost engine"):
             rolling.before_load()
 
@@ -159,14 +164,14 @@ def test_the_end_of_the_trainer_ends_engines_at_work_and_only_those():
     assert busy.ended
     waiting.go[0].set()
     with ahead(waiting) as rolling:
-        rolling.take(0, 0)
+        rolling.take(Cursor(0), 0)
     assert not waiting.ended
 
 
 def test_a_rank_that_receives_rollouts_waits_for_no_engine():
     trainer: Any = None
-    with open_pace(None, trainer, plan(**FIELDS), 0, 0) as pace:
-        assert pace.take(0, 0) is None
+    with open_pace(None, trainer, plan(**FIELDS), 0, Cursor(0)) as pace:
+        assert pace.take(Cursor(0), 0) is None
         pace.before_load()
         pace.done(1)
 

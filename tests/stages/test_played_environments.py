@@ -174,7 +174,7 @@ def test_a_tool_is_scored_by_the_verifier_of_the_last_answer(tmp_path, policy, a
         unscored = EVALUATE | {"environment": {**environment, "scored_by": "reward"}}
         run_stage(tmp_path / "un", "evaluate", unscored, {"tool.py": tool}, policies={"a": policy}, suites={"game": suite})
     facts = dataset(tmp_path / "facts", "item", [row(0, task="game")])
-    with pytest.raises(StageError, match=r"verifier facts, which scores no answer: set environment\.scored_by to reward"):
+    with pytest.raises(StageError, match="verifier facts, which scores no answer: give them another, or score by rewards of a program"):
         config = EVALUATE | {"environment": environment}
         run_stage(tmp_path / "facts" / "job", "evaluate", config, {"tool.py": tool}, policies={"a": policy}, suites={"game": facts})
     pool = dataset(tmp_path / "pool", "prompt", [row(number) | {"verifier": verifier} for number in range(4)])

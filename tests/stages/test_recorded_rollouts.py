@@ -10,6 +10,7 @@ from rollout_lab import engine, plan, roller
 
 from pedigree.configs.language.execution import Numerics
 from pedigree.configs.methods.training import Sampling
+from pedigree.stages.rlvr.group_selection import Cursor
 from pedigree.stages.sampling.engines import Fleet, dealt
 from pedigree.stages.sampling.sampler import Generation, Request, WeightPart
 from pedigree.stages.verifiers import Verifying
@@ -42,7 +43,7 @@ def answers(job, engines: list[Any], step: int, **fields: Any) -> list[tuple[str
     prompts = [({"id": f"p{number}", "verifier": {"name": "exact_match", "answer": "x"}}, [number]) for number in range(3)]
     chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "y")
     with Verifying() as verifying:
-        step_of = roller(verifying, plan(**{"replay": "recorded", **fields}), engines, prompts, chat, job).step(0, step)
+        step_of = roller(verifying, plan(**{"replay": "recorded", **fields}), engines, prompts, chat, job).step(Cursor(0), step)
     assert all(one.answer.logprobs == [-1 / 3] for one in step_of.rollouts)
     return [(one.prompt["id"], one.answer.response_ids[0]) for one in step_of.rollouts]
 

@@ -2,10 +2,12 @@
 
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import PortInput
@@ -75,6 +77,28 @@ def test_a_format_matches_from_the_beginning_as_in_trl():
     pattern = r"^<think>(?!.*<think>)(.*?)</think>.*$"
     found = term_of({"type": "format", "pattern": pattern}, [answered(1, text) for text in texts])
     assert found == [1, 0, 0, 0] == trl().think_format_reward([[{"content": text}] for text in texts])
+
+
+def in_the_manual(name: str) -> list[dict[str, Any]]:
+    """The terms of the recipe beside a reward function of TRL in docs/from-trl.md."""
+    page = (Path(__file__).parents[2] / "docs" / "from-trl.md").read_text()
+    row = next(line for line in page.splitlines() if name in line.split(" | ")[0])
+    return yaml.safe_load(row.split(" | ")[1].strip("`"))["reward"]["terms"]
+
+
+def test_the_terms_beside_rewards_of_trl_in_the_manual_give_the_same_numbers():
+    (overlong,) = in_the_manual("get_soft_overlong_punishment(256, 64)")
+    ids = [[1] * tokens for tokens in (192, 193, 224, 256)]
+    found = term_of(overlong, [answered(one) for one in ids], max_tokens=256)
+    assert found == [0, -1 / 64, -0.5, -1] == trl().get_soft_overlong_punishment(256, 64)(completion_ids=ids)
+    (pattern,) = in_the_manual("think_format_reward")
+    texts = ["<think>\na\n</think>\nb", "<think>never closed", "b"]
+    found = term_of(pattern, [answered(1, text) for text in texts])
+    assert found == [1, 0, 0] == trl().think_format_reward([[{"content": text}] for text in texts])
+    cosine, repetition = in_the_manual("get_cosine_scaled_reward(256)")
+    right, wrong = (term_of(cosine, [answered(tokens, score=score) for tokens in (0, 128, 256)], max_tokens=256) for score in (1.0, 0.0))
+    assert right == pytest.approx([1.0, 0.75, 0.5]) and wrong == pytest.approx([-1.0, -0.75, -0.5])  # TRL's default bounds
+    assert term_of(repetition, [answered([1, 2, 3, 1, 2, 3])]) == pytest.approx([-0.25])  # four trigrams, of which three differ
 
 
 def test_a_pattern_that_takes_forever_makes_the_reward_unknown(monkeypatch):

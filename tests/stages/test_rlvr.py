@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import wait
 from contextlib import nullcontext, suppress
@@ -32,7 +33,7 @@ from pedigree.stages.rlvr.rewarding import reward
 from pedigree.stages.rlvr.rolling import Rollout, reward_numbers, score_of
 from pedigree.stages.rlvr.run import refuse, usable_prompts
 from pedigree.stages.sampling import engines
-from pedigree.stages.sampling.sampler import Child, Generation
+from pedigree.stages.sampling.sampler import Child, Generation, Request
 from pedigree.stages.verifiers import Verifying, sandbox, verify_each
 
 ONE_THREAD = Numerics(threads=1)
@@ -158,8 +159,9 @@ def goes_on(
 @pytest.mark.slow
 @needs_sandbox
 def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engines):
-    """All that a checkpoint holds: a value model, a coefficient that adapts, and the position in the order of prompts, which dynamic
-    sampling moves as far as a step needed. A function of the project rewards by prompt, and one answer of each never."""
+    """All that a checkpoint holds: a value model, a coefficient that adapts, the position in the order of prompts, which dynamic sampling
+    moves as far as a step needed, and the prompts set aside, among them all that a step trained on. A function of the project rewards by
+    prompt, and one answer of each never."""
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def reward(completions, completion_ids, id, letter):\n"
@@ -167,9 +169,10 @@ def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engin
         "    return [*shares[:-1], float('nan')]\n"
     )
     terms = [{"type": "program", "path": "rewards/mine.py", "arguments": {"letter": "a"}}, {"type": "overlong", "buffer": 6, "weight": 0.5}]
-    algorithm = PPO["algorithm"] | {"resampling": {"max_batches": 3}}
+    algorithm = PPO["algorithm"] | {"resampling": {"max_batches": 3, "batch_multiplier": 1.5}}
     fields = PPO | {"algorithm": algorithm, "samples_per_prompt": 3, "reward": {"terms": terms}}  # 2 with a reward, often of the same score
-    many = [prompt(number) for number in range(60)]  # more than are drawn
+    fields |= {"no_resampling_pass_rate": 0.3}
+    many = [prompt(number) for number in range(24)]  # fewer than are drawn
     given, files = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", many)}}, {"rewards/mine.py": mine}
     done = shared_engines.run(tmp_path / "whole", "rlvr", fields, given, ONE_THREAD, files=files)
     assert done["ok"], done
@@ -179,6 +182,7 @@ def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path, shared_engin
     assert [row["updates"] > 0 for row in rows] == [False, True, True] and rows[2]["kl_coefficient"] != rows[0]["kl_coefficient"]
     assert done["metrics"]["resampled_prompts"] == sum(row["resampled_prompts"] for row in rows) > 0
     assert done["metrics"]["generated_batches"] == sum(row["generated_batches"] for row in rows) > 3
+    assert 4 <= rows[0]["set_aside_prompts"] < rows[1]["set_aside_prompts"]
     shown = read_rows(tmp_path / "whole" / "out" / "evidence" / "rollouts.jsonl")
     assert len({row["step"] for row in shown}) > 1 and len({row["id"] for row in shown}) == len(shown)  # no prompt in two steps
     for row in shown:
@@ -241,6 +245,7 @@ def test_two_ranks_with_two_engines_see_the_same_rollouts_and_take_the_same_step
     for name in ("reward", "kept_groups", "grad_norm", "entropy", "response_length"):  # one denominator over all ranks
         assert two[0][name] == pytest.approx(one[0][name], rel=1e-4), name
     assert two[0]["updates"] > 0 and two[1]["logprob_gap"] < 1e-4
+    assert all(1 <= row["slowdown"] <= 2 for row in two) and "slowdown" not in one[0]
 
 
 @pytest.mark.slow
@@ -265,6 +270,30 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path, monkeypatch):
     assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
     rows = curve(a_job(tmp_path / "job"))
     assert [row["informative_groups"] for row in rows] == [0, 0] and all(row["kept_groups"] == 4 for row in rows)  # the KL has a gradient
+
+
+def test_prompts_that_no_answer_solves_are_trained_on_with_the_hint_that_solves_them(inputs, policy, tmp_path, monkeypatch):
+    """Without hints these prompts end the stage without a signal, as above."""
+    chat, loaded, said = Chat(policy.payload), [0], Counter[str]()
+
+    def answer(place: int, request: Request) -> Generation:
+        asked = chat.decode(request.prompt_ids)
+        said[asked] += 1
+        right = "Hint: It is 7." in asked and said[asked] % 2
+        ids = [*chat.response_ids("7" if right else "12"), chat.eos_id]
+        return Generation(ids, [-5.0] * len(ids), "stop", loaded[-1])
+
+    always = engine(answer, update=lambda part: loaded.append(part.version))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
+    verifier = {"name": "arithmetic", "answer": "7", "hints": ["Count.", "It is 7."]}
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", [prompt(number, verifier) for number in range(8)])}}
+    fields = FIELDS | {"steps": 2, "max_logprob_gap": 100.0, "hints": {}, "max_prompt_length": 120}
+    done = models.run(tmp_path / "job", "rlvr", fields, given, ONE_THREAD)
+    assert done["ok"], done
+    rows, shown = curve(a_job(tmp_path / "job")), read_rows(tmp_path / "job" / "out" / "evidence" / "rollouts.jsonl")
+    assert [(row["reward"], row["hopeless_groups"], row["hinted_groups"], row["informative_groups"]) for row in rows] == [(0, 4, 4, 4)] * 2
+    assert all(row["grad_norm"] > 0 for row in rows) and done["metrics"]["hinted_groups"] == 8
+    assert all(row["id"].endswith("/hint-2") and row["messages"][-1]["content"].endswith("\n\nHint: It is 7.") for row in shown)
 
 
 @pytest.mark.slow
@@ -320,7 +349,7 @@ def test_answers_are_verified_while_the_engine_generates_others_and_each_is_a_si
 
         chat: Any = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
         rolling = roller(verifying, config, [engine(answer)], [], chat, job)
-        one, other = rolling.roll_out([(0, (prompt(1), [1])), (1, (prompt(2), [1]))], 0, None)
+        one, other = rolling.roll_out([(prompt(1), [1]), (prompt(2), [1])], 0, None)
     assert before_the_next == [0, 1, 2, 3, 4, 5]
     assert [rollout.prompt["id"] for rollout in (*one.rollouts, *other.rollouts)] == ["p1"] * 3 + ["p2"] * 3
     assert all(rollout.score == 1 for rollout in (*one.rollouts, *other.rollouts))

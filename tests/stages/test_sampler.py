@@ -465,6 +465,24 @@ def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [
+        ("expandable_segments:True,max_split_size_mb:64", b"expandable_segments:False,max_split_size_mb:64"),
+        ("max_split_size_mb:64", b"max_split_size_mb:64"),
+    ],
+)
+def test_an_engine_has_the_allocator_of_its_trainer_without_expandable_segments(monkeypatch, given, handed_on):
+    """Their memory has no handle for the other ranks of an engine."""
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
+    with WarmEngines(Numerics(threads=1)) as ahead:
+        process = ahead.take()
+        settings = [entry for entry in environment_of(process.pid).split(b"\0") if entry.startswith(b"PYTORCH_")]
+        process.kill()
+        process.communicate()
+    assert settings == [b"PYTORCH_ALLOC_CONF=" + handed_on]
+
+
 def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models, silent):
     """Nobody waits for an engine that is still starting, or in the middle of something."""
     settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)

@@ -48,6 +48,26 @@ def test_steps_below_the_resolution_of_bf16_add_up_in_fp32(tmp_path, policy, zer
 
 
 @ZERO_STAGES
+def test_buffers_go_to_the_device_of_the_weights(policy, zero_stage, monkeypatch):
+    """Such as rotary frequencies and the biases of a router, which are no parameters."""
+    moved: dict[int, set[torch.device]] = {}
+    plain = torch.Tensor.to
+
+    def to(tensor, *arguments, **named):
+        moved.setdefault(tensor.data_ptr(), set()).update(one for one in arguments if isinstance(one, torch.device))
+        return plain(tensor, *arguments, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    trainer = trainer_of(policy, {"zero_stage": zero_stage}, dtype="bf16")
+    fixed = trainer.fixed(load_policy(policy, trainer.numerics))
+    try:
+        buffers = [*trainer.engine.module.buffers(), *fixed.buffers()]
+        assert buffers and all(trainer.device in moved[buffer.data_ptr()] for buffer in buffers)
+    finally:
+        trainer.close()
+
+
+@ZERO_STAGES
 def test_training_begins_with_the_weights_that_it_was_given_and_not_with_what_bf16_leaves_of_them(policy, zero_stage):
     from deepspeed.utils import safe_get_full_fp32_param
 

@@ -1,6 +1,7 @@
 """Two ranks: what fields of `numerics` do there, and that two ranks train as one. All daily cases share one start of the processes."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from sweeps import nightly_unless
 
 from pedigree.configs.language.execution import Numerics
+from pedigree.data.artifacts.artifacts import read_json
+from pedigree.stages.job.job import read_curve
 from pedigree.stages.training.router_loss import ROUTER_METRICS
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -38,6 +41,8 @@ case("arriving", "arriving", zero_stage=3)
 case("waits", "waits")
 case("routers, sharded weights", "routers", zero_stage=3, micro_batch_tokens=32, gradient_checkpointing=True)
 case("routers, an idle pass", "routers", packing=False, attention="sdpa", micro_batch_sequences=1)
+case("slowed, ZeRO 2", "slowed", zero_stage=2)
+case("slowed, ZeRO 3", "slowed", zero_stage=3)
 for stage in STAGES:
     case(f"parts {stage}", "parts", zero_stage=stage)
     case(f"updating {stage}", "updating", stage == 2, zero_stage=stage)
@@ -193,6 +198,14 @@ def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_upd
     assert found["norms"] == pytest.approx(expected["norms"], rel=1e-3)
 
 
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_all_ranks_know_the_slowest_without_another_collective(measured, stage):
+    """Twice as slow as the other is 2 over a mean of 1.5."""
+    found = measured(f"slowed, ZeRO {stage}")
+    assert found["found"] == {"slowdown": pytest.approx(4 / 3), "slowest_rank": 1}
+    assert found["totals"] == {"loss": 2.0, "norm": 1.0} and found["exchanges"] == [1, 1]
+
+
 def test_no_rank_waits_for_the_first_in_a_group_that_ends_or_spins(measured):
     """Rollouts, checks of checkpoints and exports may take rank 0 hours: a hang is found by its heartbeat."""
     found = measured("waits")
@@ -252,6 +265,20 @@ def test_pairs_are_trained_alike_where_two_ranks_share_rows(done, alone, name):
     (one, single), (two, together) = alone(kind, config), done(name)
     assert rows_of(two, "loss", "grad_norm") == pytest.approx(rows_of(one, "loss", "grad_norm"), rel=2e-3)
     assert single["metrics"].keys() == together["metrics"].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "after"), [("ZeRO 3, padded", 0), ("kto, shared rows", 0), ("reward model, shared rows", 0), ("resumed", 10)]
+)
+def test_curves_of_several_ranks_name_the_slowest_and_their_hosts_are_evidence(done, alone, name, after):
+    """From the second step of an attempt on: metrics travel with those of the step after."""
+    folder, _ = done(name)
+    rows = [row for row in read_curve(folder / "curve.jsonl") if row["step"] > after]
+    assert all(1 <= row["slowdown"] <= 2 and row["slowest_rank"] in (0, 1) for row in rows[1:]) and len(rows) > 2
+    assert "slowdown" not in rows[0]
+    assert read_json(folder / "out" / "evidence" / "ranks.json") == {"after_step": after, "hosts": 2 * [os.uname().nodename]}
+    single, _ = alone("sft", THREE)
+    assert "slowdown" not in read_curve(single / "curve.jsonl")[-1] and not (single / "out" / "evidence" / "ranks.json").exists()
 
 
 def test_ranks_resume_from_a_checkpoint_and_end_in_the_same_bytes(done):

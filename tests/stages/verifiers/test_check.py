@@ -48,6 +48,22 @@ def test_every_verifier_is_here():
 
 
 @pytest.mark.parametrize("name", SOUND)
+def test_hints_are_texts_that_change_no_verifier(name):
+    sound = {"name": name, **SOUND[name]}
+    check(sound | {"hints": ["Count on.", "It is 2 + 2."]})
+    for odd in [None, "Count on.", [""], [1], {"a": "b"}]:
+        if name == "facts":  # which may mean something else by it
+            check(sound | {"hints": odd})
+            continue
+        with pytest.raises(VerifierError, match=f"verifier {name}: hints .* must be a list of texts, from the weakest to the strongest"):
+            check(sound | {"hints": odd})
+
+
+def test_an_answer_is_scored_alike_whatever_the_hints():
+    assert verify({"name": "gsm", "answer": "4", "hints": ["5"]}, "It is 4.") == verify({"name": "gsm", "answer": "4"}, "It is 4.")
+
+
+@pytest.mark.parametrize("name", SOUND)
 def test_odd_values_are_refused_by_name_and_never_crash(name):
     sound = {"name": name, **SOUND[name]}
     check(sound)
