@@ -38,6 +38,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
 from pedigree.configs.methods.language_model import ByEndpoint, key_variable
+from pedigree.configs.methods.rubrics import Rubric
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
@@ -283,6 +284,8 @@ def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
             yield ModelFamily, value
         case {"metrics": _}:
             yield Form, value
+        case {"aspect": _}:
+            yield Rubric, value
         case {"models": models}:
             yield from ((Model, model) for model in models.values())
         case {"placement": placement}:

@@ -319,7 +319,7 @@ def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None
 def test_what_dvc_repro_suggests_for_an_edited_recipe_recompiles_it(lab: Lab, overrides: tuple[str, ...]) -> None:
     recipe = lab.run(*overrides).graph.recipe
     lab.edit("configs/recipes/lab.yaml", "count: 3, seed: 1", "count: 4, seed: 1")
-    with pytest.raises(StageFailed, match="does not match the current recipe; recompile it with `pedigree .*`") as refused:
+    with pytest.raises(StageFailed, match=r"does not match the current recipe; recompile it with `pedigree .*`") as refused:
         stage_under_dvc(lab.project, f"{recipe}/suite")
     (remedy,) = re.findall("`pedigree (.*)`", refused.value.message)
     assert f"artifacts/{recipe}/params.yaml" in InProcessCommand(lab)(*shlex.split(remedy))

@@ -105,7 +105,7 @@ def test_a_rubric_of_the_project_is_asked_like_the_others(tmp_path):
     assert [{rubric: one["rating"] for rubric, one in row["ratings"].items()} for row in rows] == [{"brevity": 5, "honesty": 3}] * 2
     assert metrics["ratings"]["brevity"]["mean"] == 5 and metrics["mean_rating"] == 4
     (tmp_path / "given.yaml").write_text("version: 1\n")
-    with chat_server(rated) as chats, pytest.raises(StageError, match="configs/rubrics/brevity.yaml:1: aspect: required"):
+    with chat_server(rated) as chats, pytest.raises(StageError, match=r"configs/rubrics/brevity\.yaml:1: aspect: required"):
         judged(tmp_path / "bad", chats.base_url, answers(2), files={name: tmp_path / "given.yaml"}, rating={"rubrics": [name]})
 
 
