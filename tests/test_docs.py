@@ -42,6 +42,7 @@ from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
 from pedigree.configs.methods.environment_programs import EnvironmentProgram, SimulatedUser
 from pedigree.configs.methods.language_model import ByEndpoint, endpoints, key_variable
+from pedigree.configs.methods.rubrics import Rubric
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
 from pedigree.configs.rows.datasets import PrepareData
@@ -88,8 +89,8 @@ def clone(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "configs" / "recipes", root / "configs" / "recipes")
     shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
     (root / "configs" / "recipes" / "mine.yaml").write_text(example("docs/first-recipe.md", "stages:"))
-    (root / "data").mkdir()
-    (root / "data" / "rows.jsonl").write_text(example("docs/first-recipe.md", "completion", "json"))
+    (root / "rows").mkdir()
+    (root / "rows" / "rows.jsonl").write_text(example("docs/first-recipe.md", "completion", "json"))
     (root / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", root / ".dvc" / "config")
     shutil.copy(ROOT / ".gitignore", root / ".gitignore")
@@ -335,6 +336,8 @@ def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
             yield ModelFamily, value
         case {"metrics": _}:
             yield Form, value
+        case {"aspect": _}:
+            yield Rubric, value
         case {"models": models}:
             yield from ((Model, model) for model in models.values())
         case {"placement": placement}:

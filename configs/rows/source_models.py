@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,10 +14,12 @@ from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.base.mistakes import not_one_of
 from pedigree.configs.base.packaged import ASSETS
-from pedigree.configs.base.paths import SourcePath
+from pedigree.configs.base.paths import SourcePath, relative_path
 from pedigree.configs.rows.row_sources import Licensed, known_asset
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+JINJA = ".jinja"
+"""End of the path of a template in the project; packaged ones have names."""
 OWN, CHATML = "own", "chatml"
 """The model's own chat template, and that of a model with random weights, which has none."""
 
@@ -110,8 +113,9 @@ class SourceModel(Frozen):
     source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
     """Where the model comes from."""
     chat_template: str = OWN
-    """`own` for the model's own template, or the name of a file `configs/templates/NAME.jinja` that replaces it; `chatml` is the default of
-    `random_llama`. End-of-turn tokens and related tokens of a named template are added to the tokenizer and embeddings if missing."""
+    """`own` for the model's own template, or one that replaces it: the name of a packaged template, or the path of a `.jinja` file relative
+    to the project root, whose content is a dependency of the stage. `chatml` is the default of `random_llama`. End-of-turn tokens and
+    related tokens of a template that replaces another are added to the tokenizer and embeddings if missing."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Default template arguments for rows that do not set them, e.g. `{enable_thinking: false}`. They are written into the model's
     template."""
@@ -131,11 +135,13 @@ class SourceModel(Frozen):
     @field_validator("chat_template")
     @classmethod
     def _check_template(cls, value: str) -> str:
+        if value.endswith(JINJA):
+            return relative_path(value)
         if value not in (names := (OWN, *shipped_templates())):
-            raise ValueError(f"chat template {not_one_of(value, names, f'add configs/templates/{value}.jinja')}")
-        problem = None if value == OWN else jinja_problem((TEMPLATES / f"{value}.jinja").read_text())
-        if problem:
-            raise ValueError(f"configs/templates/{value}.jinja is not a Jinja template, {problem}")
+            remedy = f"for a template of your own write its path in the project, such as configs/templates/{value}{JINJA}"
+            raise ValueError(f"chat template {not_one_of(value, names, remedy)}")
+        if value != OWN:
+            template_text(value, {})
         return value
 
     @field_validator("template_arguments")
@@ -164,6 +170,11 @@ class SourceModel(Frozen):
         return self
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """The template, if it is a file of the project."""
+        return (self.chat_template,) if self.chat_template.endswith(JINJA) else ()
+
+    @property
     def replaces(self) -> bool:
         """Whether it replaces the template of a model that may have one."""
         return self.chat_template != OWN and not isinstance(self.source, RandomLlama)
@@ -171,10 +182,27 @@ class SourceModel(Frozen):
     @computed_field
     @cached_property
     def chat_template_sha256(self) -> str | None:
-        """Hash of our template file; null for the model's own template, which is part of the source."""
-        if self.chat_template == OWN:
+        """Hash of a packaged template; null for the model's own, which is part of the source, and for a file, a dependency of the stage."""
+        if self.chat_template == OWN or self.files:
             return None
         return hashlib.sha256((TEMPLATES / f"{self.chat_template}.jinja").read_bytes()).hexdigest()
+
+
+def template_text(name: str, files: Mapping[str, Path]) -> str:
+    """Text of a packaged template, or of one of the project's `files`: path in the project → file.
+
+    Raises:
+        ValueError: it is not a Jinja template.
+    """
+    path, shown_as = (files[name], name) if name.endswith(JINJA) else (TEMPLATES / f"{name}{JINJA}", f"configs/templates/{name}{JINJA}")
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{shown_as} is not UTF-8: {error}") from error
+    problem = jinja_problem(text)
+    if problem:
+        raise ValueError(f"{shown_as} is not a Jinja template, {problem}")
+    return text
 
 
 def is_template_value(value: Any) -> bool:

@@ -31,6 +31,15 @@ CODE_ROOT = Path(__file__).absolute().parents[3]
 ADDED_STAGES = "PEDIGREE_STAGES"
 PACKAGES = ("configs", "data", "stages")
 """Packages of ours that jobs import."""
+OURS = re.compile(
+    r"""pedigree/(
+    __init__[.]py | requirements/[^/]+[.]txt | stages/.+ | (configs|data)/([^./][^/]*/)*[^./][^/]*[.]py
+    | configs/( (constraints|wordings)[.]yaml | reviewed_code[.]json | (execution|forms|recipes|rubrics|starters)/[^./][^/]*[.]yaml
+        | templates/[^./][^/]*[.]jinja | writing/([^./][^/]*/)*[^./][^/]*[.]yaml | rehearsal/([^./][^/]*/)*[^./][^/]*[.](jsonl|md|yaml) )
+    )""",
+    re.VERBOSE,
+)
+"""Paths that jobs may import or read, and a wheel has (`package-data` in pyproject.toml): not the rows and notes of a clone's user."""
 CODE_BYTES = 64 * MIB
 """Maximum bytes of received code."""
 LIBRARIES = (
@@ -59,10 +68,9 @@ def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
 def own_files(root: Path = CODE_ROOT) -> dict[str, Path]:
     """`code_files` without added kinds."""
     package = root / "pedigree"
-    folders = [package / name for name in PACKAGES]
-    found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    found += [*(package / "requirements").glob("*.txt"), package / "__init__.py"]
-    return {path.relative_to(root).as_posix(): path for path in found}
+    found = [path for name in (*PACKAGES, "requirements") for path in (package / name).rglob("*")]
+    names = {path.relative_to(root).as_posix(): path for path in (*found, package / "__init__.py")}
+    return {name: path for name, path in names.items() if _is_ours(name) and path.is_file()}
 
 
 def added_kinds(root: Path = CODE_ROOT) -> dict[str, Path]:
@@ -103,14 +111,7 @@ def unpacked(data: bytes, sha256: str, name: str) -> dict[str, bytes]:
 
 
 def _is_ours(name: str) -> bool:
-    match name.split("/"):
-        case ["pedigree", "__init__.py"]:
-            return True
-        case ["pedigree", "requirements", file]:
-            return file.endswith(".txt")
-        case ["pedigree", folder, _, *_] if folder in PACKAGES:
-            return "__pycache__" not in name.split("/")
-    return False
+    return OURS.fullmatch(name) is not None and "__pycache__" not in name.split("/")
 
 
 def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pedigree.data.chat.tools import ARGUMENT_COLUMNS, OFFERS, is_there
 from pedigree.data.chat.turns import OF_ROWS
 from pedigree.data.records.decimals import as_written
 from pedigree.data.sources.dialogues import MARK, marked
-from pedigree.data.sources.layouts import BEGINNINGS, BESIDE
+from pedigree.data.sources.layouts import BEGINNINGS, BESIDE, instruction
 from pedigree.data.sources.row_files import Unreadable, text_of
 
 ASKED = (*BEGINNINGS, *BESIDE, *OF_ROWS, *OFFERS, *ARGUMENT_COLUMNS)
@@ -26,7 +26,8 @@ def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> It
 
     Rows with invalid ratings or without a prompt, and responses that tie, are yielded as `Unreadable` with the reason.
     """
-    for _, group in groupby(rows, key=lambda one: _asked(one[1])):
+    prompted = ((place, _prompted(row)) for place, row in rows)
+    for _, group in groupby(prompted, key=lambda one: _asked(one[1])):
         responses: list[tuple[str, Any, Fraction]] = []
         for place, row in group:
             try:
@@ -35,6 +36,16 @@ def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> It
                 yield place, Unreadable(text_of(row), str(error))
         if responses:
             yield responses[0][0], _compared(responses)
+
+
+def _prompted(row: Any) -> Any:
+    """The row, if its prompt is an instruction with that as `prompt`."""
+    if not isinstance(row, dict) or not row.get("instruction") or any(row.get(column) is not None for column in BEGINNINGS):
+        return row
+    try:
+        return {name: value for name, value in row.items() if name != "instruction"} | {"prompt": instruction(row)}
+    except ValueError as error:
+        return Unreadable(text_of(row), str(error))
 
 
 def _compared(responses: list[tuple[str, Any, Fraction]]) -> Any:

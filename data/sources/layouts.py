@@ -24,13 +24,13 @@ BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_me
 """Columns with a conversation or its beginning; the first that exists is used."""
 LIST = re.compile(r"\s*\[\s*[]{]")
 """The beginning of a list of objects, or an empty list, as text."""
-LABELS: Mapping[Any, float] = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0}
+LABELS: Mapping[Any, float] = {True: 1.0, False: 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0}
 """Label of a single answer → score; 1 and 0 equal the first two."""
 BESIDE = {"system": "system", "system_prompt": "system", "history": None}
 """Columns with a part of the conversation → the layout column that reads them."""
 IN_TURN = OutOfTurn()
 """All faults are refused."""
-OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
+OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers"}
 """Columns of layouts with text-only answers."""
 
 
@@ -55,7 +55,8 @@ def example_of(row: Any, verifier: str | None = None, rules: OutOfTurn = IN_TURN
         messages | prompt, dataset, ground_truth            RLVR prompt, see `data/sources/verifiable.py`; the ground truth may also be in
                                                             `reward_model` (verl), or [{value}, {ground_truth}] (Open-Reasoner-Zero)
         prompt, completion | response                       chat and its last turn
-        instruction [, input], output                       Alpaca
+        instruction [, input], output                       Alpaca; `instruction` and `input` are a prompt in every layout
+        instruction [, context], response                   Dolly
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
         [messages | prompt,] chosen, rejected               pair: answers, or whole chats with the same beginning
         chosen, rejected                                    pair of transcripts, see `data/sources/dialogues.py`
@@ -158,7 +159,7 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
     _refuse_disowned(row, verifiable)
     own = row["source"] if isinstance(row.get("source"), str) else None
     calls = "tool_calls" in row and is_there(row["tool_calls"])
-    if calls and (others := OTHER_ANSWERS & set(row)):
+    if calls and (others := (OTHER_ANSWERS | ({"output"} if "instruction" in row else set())) & set(row)):
         raise ValueError(f"the row has tool_calls and {', '.join(sorted(others))}, and one of them alone can be the answer")
     if {"response1", "response2"} <= set(row):
         row = _compared(row)
@@ -168,13 +169,10 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
         return _pair(row, own)
     if "answers" in row:
         return _by_rank(row, own) if _has_ranks(row["answers"]) else Example(_turns(row), _ranked(row["answers"]), source=own)
-    if "instruction" in row:
-        parts = [part for part in (row["instruction"], row.get("input")) if part]
-        if not all(isinstance(part, str) for part in parts):
-            raise ValueError("instruction and input are not both texts")
-        question = "\n\n".join(parts)
-        answers = (_single(row["output"], row),) if "output" in row else ()
-        return Example([{"role": "user", "content": question}], answers, _verifier_in(row, verifier, verifiable), source=own)
+    if "instruction" in row and not calls:
+        columns = ("output",) if set(BEGINNINGS) & set(row) else ("output", "completion", "response")
+        answers = tuple(_single(row[column], row) for column in columns if column in row)[:1]
+        return Example([{"role": "user", "content": instruction(row)}], answers, _verifier_in(row, verifier, verifiable), source=own)
     messages = _turns(row)
     row["verifier"] = _verifier_in(row, verifier, verifiable)
     for column in ("completion", "response"):
@@ -188,6 +186,15 @@ def _parse(row: Any, verifier: str | None, ordered: Callable[[list[Message]], li
     if messages and messages[-1]["role"] in MARKED:
         return _answered(messages, row, own)
     return Example(messages, verifier=row["verifier"], source=own)
+
+
+def instruction(row: dict[str, Any]) -> str:
+    """The text of a prompt in Alpaca's columns, or in Dolly's, whose `context` is Alpaca's `input`."""
+    more = "context" if "response" in row and not {"input", "output"} & set(row) else "input"
+    parts = [part for part in (row["instruction"], row.get(more)) if part]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"instruction and {more} are not both texts")
+    return "\n\n".join(parts)
 
 
 def _verifier_in(row: dict[str, Any], verifier: str | None, verifiable: bool) -> dict[str, Any] | None:
@@ -306,6 +313,8 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     before = _turns(row) if set(BEGINNINGS) & set(row) else None
     whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
     chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
+    if before is None and "instruction" in row and chosen and chosen[0]["role"] in MARKED:
+        before = _turns(row)
     if len(chosen) > 1 or len(rejected) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise ValueError("chosen and rejected do not answer the same beginning")
@@ -319,7 +328,7 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
                 )
             before = chosen[:-1]
     if before is None:
-        raise ValueError("there is no prompt: neither messages, prompt nor conversations")
+        raise ValueError("there is no prompt: neither messages, prompt, instruction nor conversations")
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
         if turns and turns[-1]["role"] == CALL:
             raise ValueError(f"{side} ends with a call, and answers that are compared are texts")
@@ -355,6 +364,8 @@ def _beginning(row: dict[str, Any]) -> tuple[str, Any]:
     for column in BEGINNINGS:
         if column in row:
             return column, row[column]
+    if "instruction" in row:
+        return "prompt", instruction(row)
     raise ValueError("there are no messages")
 
 

@@ -21,7 +21,10 @@ LAYOUTS: dict[RecordType, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 """Record type → the columns of its layouts, common ones first; `docs/layouts.md` has all."""
 KNOWN = {column for layouts in LAYOUTS.values() for layout in layouts for column in layout}
-SAME = {"messages": ("conversations", "conversation", "context_messages"), "completion": ("response",), "label": ("score",)}
+SAME = {
+    "messages": ("conversations", "conversation", "context_messages"), "prompt": ("instruction",), "completion": ("response",),
+    "output": ("response",), "label": ("score",),
+}  # fmt: skip
 """Column → names that are read alike."""
 OTHERS = {
     "prompt": ("question", "query", "problem", "input", "user", "instruction", "human"),

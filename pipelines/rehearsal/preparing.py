@@ -24,14 +24,14 @@ from pedigree.configs.language.execution import Execution
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
 from pedigree.configs.methods.environment_programs import EnvironmentProgram, programs_of
-from pedigree.configs.methods.external import External
 from pedigree.configs.methods.language_model import asks_endpoint
 from pedigree.configs.methods.reward_terms import RewardProgram
+from pedigree.configs.methods.rubrics import own_rubrics
 from pedigree.configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
 from pedigree.configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Arithmetic, Constraints, Files, Hub, RowProgram, Stored
-from pedigree.configs.rows.source_models import OWN, TEMPLATES, SourceModel, named
+from pedigree.configs.rows.source_models import OWN, SourceModel, named, template_text
 from pedigree.data.artifacts.artifacts import write_bytes, write_text
 from pedigree.data.artifacts.provenance import CODE_ROOT
 from pedigree.data.host import machine
@@ -105,10 +105,9 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
     known = families([folder / "models" for folder in folders])
     for graph in graphs:
         for node in graph.own:
-            for _, source in _sources(node):
-                problem = _missing(real.root, node, source, folders, known)
-                if problem:
-                    problems.append(Problem(graph.recipe, None, f"stage {node.name}: {problem}"))
+            found = [_missing(real.root, node, source, folders, known) for _, source in _sources(node)]
+            found += [_absent(name) for name in _given(node) if not (real.root / name).exists()]
+            problems += [Problem(graph.recipe, None, f"stage {node.name}: {problem}") for problem in found if problem]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
 
@@ -171,6 +170,11 @@ def _sources(node: Node) -> Iterator[tuple[str, Any]]:
     yield from ((f"programs.{term.called}", term) for term in programs_of(node.config))
 
 
+def _given(node: Node) -> tuple[str, ...]:
+    """Files of the project that a stage of a rehearsal gets as they are."""
+    return (*getattr(node.config, "files", ()), *own_rubrics(node.config.model_dump()))
+
+
 def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
     try:
         if isinstance(source, Hub):
@@ -178,7 +182,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
         elif isinstance(source, Stored):
             rehearsal_hub.stored_rows(source, folders)
         elif isinstance(source, Files | RowProgram | RewardProgram | EnvironmentProgram) and not place_of(root, source.path).exists():
-            return f"{written_of(source.path)} does not exist: add it, or change the config that refers to it"
+            return _absent(source.path)
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
                 f"the model {_family_name(source)} has no description, so no tiny model can replace it: describe its architecture and "
@@ -187,6 +191,10 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
     except StoreError as error:
         return str(error)
     return None
+
+
+def _absent(path: str) -> str:
+    return f"{written_of(path)} does not exist: add it, or change the config that refers to it"
 
 
 def _family_name(source: Any) -> str:
@@ -211,7 +219,7 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
                 repositories[f"datasets/{source.repo}"] = rehearsal_hub.data_set(source.repo, folders)
             elif isinstance(source, Stored):
                 files[source.name] = rehearsal_hub.place_stored(source, rehearsal_hub.stored_rows(source, folders))
-    repositories |= _made_models(nodes, folders, tell)
+    repositories |= _made_models(real.root, nodes, folders, tell)
     commits = {
         (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
     }
@@ -239,7 +247,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
     return family.model_copy(update=sizes)
 
 
-def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
+def _made_models(root: Path, nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
     """Path in the mirror → folder of a tiny model, for each model that the recipes import."""
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
@@ -250,7 +258,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     plans = {}
     for repo, node in wanted.items():
         size = JUDGE if repo in judges else TRAINED if repo in trained else SAMPLED
-        plans[repo] = _plan(node, _family(node, folders), texts, None if size is JUDGE else dialogues, *size)
+        plans[repo] = _plan(root, node, _family(node, folders), texts, None if size is JUDGE else dialogues, *size)
     names = {repo: f"models/{rehearsal_hub.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
     of = {name: repo for repo, name in names.items()}
 
@@ -286,14 +294,16 @@ def not_only_sampled(nodes: Iterable[Node]) -> set[str]:
     return {edge.source for node in nodes for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
 
 
-def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, layers: int, steps: int) -> str:
+def _plan(
+    root: Path, node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, layers: int, steps: int
+) -> str:
     """Plan of a tiny model that is trained on these dialogues; None: on ratings."""
     config = node.config
     assert isinstance(config, SourceModel)
     named = family.template or "chatml" if config.chat_template == OWN else config.chat_template
     return ModelPlan(
         family=family,
-        template=(TEMPLATES / f"{named}.jinja").read_text(),
+        template=template_text(named, {name: root / name for name in config.files}),
         comes_with_template=family.template is not None,
         texts=tuple(texts),
         reads=dialogues is not None,
@@ -309,7 +319,7 @@ def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]
         own = isinstance(source, Files | RowProgram | RewardProgram | EnvironmentProgram)
         if own and _cut(place_of(real.root, source.path), project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
-    for name in node.config.files if isinstance(node.config, External) else ():
+    for name in _given(node):
         source, target = real.root / name, project.root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target, dirs_exist_ok=True) if source.is_dir() else shutil.copy2(source, target)

@@ -21,10 +21,11 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.methods.environment_programs import programs_of
 from pedigree.configs.methods.external import External
 from pedigree.configs.methods.merging import Merge
+from pedigree.configs.methods.rubrics import own_rubrics, rubrics_of
 from pedigree.configs.methods.training import NO_SCORES, Rlvr
 from pedigree.configs.rows.datasets import PrepareData
 from pedigree.configs.rows.row_sources import Files, RowProgram
-from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel
+from pedigree.configs.rows.source_models import FolderModel, HubModel, SourceModel, template_text
 from pedigree.data.artifacts.exports import checked_records, is_export
 from pedigree.data.sources import hub
 from pedigree.data.sources.model_folders import DESCRIBING, SAME_BASE, problem_of, unlike_tokens
@@ -64,6 +65,7 @@ def contradictions(node: Node, estimates: Estimates) -> Iterator[str]:
     if isinstance(node.config, SourceModel):
         yield from _unusable(project, node.config)
     yield from _unreadable(project, node)
+    yield from _misworded(project, node)
     yield from _too_few(Planned(project, graph, node, estimates.due))
     if isinstance(node.config, External):
         yield from _not_given(project, node, node.config)
@@ -183,6 +185,17 @@ def _unreadable(project: Project, node: Node) -> Iterator[str]:
         else:
             problem = problem_of_program(project.root, source.path, source.function)
         yield from [problem] if problem else []
+
+
+def _misworded(project: Project, node: Node) -> Iterator[str]:
+    """Templates and rubrics of the project that are none."""
+    files = {name: project.root / name for name in node.files}
+    for name in (*(node.config.files if isinstance(node.config, SourceModel) else ()), *own_rubrics(node.config.model_dump())):
+        try:
+            if files[name].is_file():
+                template_text(name, files) if isinstance(node.config, SourceModel) else rubrics_of([name], files)
+        except ValueError as error:
+            yield str(error)
 
 
 def _too_few(stage: Planned) -> Iterator[str]:

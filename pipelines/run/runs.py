@@ -200,4 +200,4 @@ def _open_log(project: Project, address: str) -> Path:
 
 def _recompile(graph: Graph) -> str:
     changes = [word for change in overrides_of(graph) for word in ("--set", change)]
-    return f"recompile it with {command('plan', graph.source or Path(graph.recipe).name, *changes)}"
+    return f"recompile it with {command('compile', graph.source or Path(graph.recipe).name, *changes)}"

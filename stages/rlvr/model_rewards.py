@@ -104,7 +104,7 @@ class RatedRewards:
 
     def values(self, groups: Sequence[Sequence[Answered]]) -> list[list[Value]]:
         term, job = self._term, self._job
-        questions = RatingQuestions(term, [row for group in groups for row in rows_of(group)])
+        questions = RatingQuestions(term, [row for group in groups for row in rows_of(group)], job.source_files)
         bound = Bound(term.max_unanswered_share, len(questions.completions), "no rating for {} of {} answers", "max_unanswered_share")
         progress: Callable[[int, int], None] = partial(job.doing, f"rewarding by {term.called}", unit="questions")
         replies = ask_endpoint(term.by, questions, job, bound, self._log, progress)

@@ -5,17 +5,19 @@ Identical answers of two policies are rated once.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pedigree.configs.methods.rubrics import Rating, load_rubric
+from pedigree.configs.methods.rubrics import Rating, rubrics_of
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.records import records
 from pedigree.data.records.records import AspectRating, Message
 from pedigree.stages.core.rating import parse_rating, question
+from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.asking import Bound, ask, mark_models, reported
 from pedigree.stages.sampling.endpoint import Reply
@@ -49,9 +51,13 @@ class Ratings:
 class RatingQuestions:
     """One question per answer and rubric, built on demand: together they are much longer than the answers."""
 
-    def __init__(self, rating: Rating, completions: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, rating: Rating, completions: Sequence[dict[str, Any]], files: Mapping[str, Path]) -> None:
         self.rating, self.completions = rating, completions
-        self.rubrics = {name: load_rubric(name) for name in rating.rubrics}
+        try:
+            self.rubrics = rubrics_of(rating.rubrics, files)
+        except ValueError as error:
+            raise StageError(str(error)) from error
+        self.names = tuple(self.rubrics)
 
     @property
     def sampling(self) -> Sampling:
@@ -62,7 +68,7 @@ class RatingQuestions:
 
     def of(self, number: int) -> tuple[dict[str, Any], str]:
         """(answer, name of the rubric) of a question."""
-        return self.completions[number // len(self.rubrics)], self.rating.rubrics[number % len(self.rubrics)]
+        return self.completions[number // len(self.rubrics)], self.names[number % len(self.names)]
 
     def about(self, number: int) -> str:
         return self.of(number)[0]["id"]
@@ -85,7 +91,7 @@ def rate(
         StageError: an endpoint rejects too many requests, its key or its model; or vLLM cannot serve the policy.
         EngineLost: the judge is down; its replies are kept for the next attempt.
     """
-    questions = RatingQuestions(rating, completions)
+    questions = RatingQuestions(rating, completions, job.source_files)
     bound = Bound(max_unanswered_share, len(completions), "no rating for {} of {} answers", "max_unscored_share")
     replies = ask(rating.by, judge, questions, job, bound)
     write_rows(job.evidence / "questions.jsonl", some_of(questions, replies))

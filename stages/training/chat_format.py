@@ -5,7 +5,8 @@ it, and scores are read before it. So neither the end of a turn nor BOS can be p
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tokenizers import AddedToken
 from transformers import GenerationConfig
 
 from pedigree.configs.base.frozen import canonical_json
-from pedigree.configs.rows.source_models import OWN, TEMPLATES, SourceModel, named, shipped_templates
+from pedigree.configs.rows.source_models import OWN, SourceModel, named, shipped_templates, template_text
 from pedigree.data.chat.chat_template import CONTROL, PROBE, end_of_turn, variables_of
 from pedigree.data.sources.model_folders import choice
 from pedigree.stages.job.failures import StageError
@@ -28,14 +29,18 @@ UNKNOWN = "\U0010fffd"
 """A character in no vocabulary, for which a tokenizer without bytes writes its unknown token."""
 
 
-def chat_template(config: SourceModel, tokenizer: Any, own: str | None) -> str:
-    """The configured template, with the defaults of its arguments and, with `add_bos`, the BOS token prepended.
+def chat_template(config: SourceModel, tokenizer: Any, own: str | None, files: Mapping[str, Path]) -> str:
+    """The configured template, which may be among the stage's source files, with the defaults of its arguments and, with `add_bos`, the BOS
+    token prepended.
 
     Raises:
-        StageError: the model has no template, the template ignores an argument, or with `add_bos` the tokenizer has no BOS token or the
-            template already begins with it.
+        StageError: the model has no template, the file is no template, the template ignores an argument, or with `add_bos` the tokenizer
+            has no BOS token or the template already begins with it.
     """
-    template = own if config.chat_template == OWN else (TEMPLATES / f"{config.chat_template}.jinja").read_text()
+    try:
+        template = own if config.chat_template == OWN else template_text(config.chat_template, files)
+    except ValueError as error:
+        raise StageError(str(error)) from error
     if not template:
         raise StageError(f"{named(config.source)}: {choice()}")
     known = variables_of(template) if config.template_arguments else set()

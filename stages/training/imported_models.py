@@ -40,7 +40,7 @@ def imported(model: Any, tokenizer: Any, config: SourceModel, job: Job) -> dict[
     """
     refuse(model, tokenizer)
     own = default_template(tokenizer.chat_template)
-    template = chat_template(config, tokenizer, own)
+    template = chat_template(config, tokenizer, own, job.source_files)
     if config.chat_template == OWN:
         refuse_words(tokenizer, template, rows_of(model))
     elif own not in (None, template):

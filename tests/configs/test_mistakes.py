@@ -220,3 +220,11 @@ def test_wrong_jinja_of_a_chat_template_is_told_with_its_file_and_line(tmp_path,
     (tmp_path / "mine.jinja").write_text(text)
     with pytest.raises(ValidationError, match=r"mine.jinja is not a Jinja template, line 2: No filter named 'nothing'"):
         source_models.SourceModel.model_validate({"source": {"type": "folder", "path": "m"}, "chat_template": "mine"})
+
+
+def test_a_template_of_the_project_that_is_named_without_its_path_is_told_how_to_be_named():
+    given = {"source": {"type": "folder", "path": "m"}, "chat_template": "house"}
+    with pytest.raises(ValidationError, match=r"'house' is not one of own, .*: for a template of your own write its path in the project"):
+        source_models.SourceModel.model_validate(given)
+    named = source_models.SourceModel.model_validate(given | {"chat_template": "mine/house.jinja"})
+    assert named.files == ("mine/house.jinja",) and named.chat_template_sha256 is None

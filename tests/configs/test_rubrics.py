@@ -4,7 +4,7 @@ from pydantic import ValidationError
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.methods import rubrics
 from pedigree.configs.methods.language_model import key_variable
-from pedigree.configs.methods.rubrics import load_rubric, rubric_names
+from pedigree.configs.methods.rubrics import load_rubric, rubric_names, rubrics_of
 
 RATING = {"rubrics": ["helpfulness", "honesty"], "by": {"type": "policy"}}
 SERVER = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}
@@ -40,6 +40,25 @@ def test_an_edited_rubric_is_another_judge(tmp_path, monkeypatch):
     assert before["rating"]["wording_sha256"]["honesty"] != after["rating"]["wording_sha256"]["honesty"]
 
 
+def rated_by(*names):
+    return judge(rating={**RATING, "rubrics": [*names]})
+
+
+def test_a_rubric_of_the_project_is_named_by_its_path():
+    """Its content is a dependency of the stage, so that it is identity there."""
+    assert set(rated_by("honesty", "mine/brevity.yaml").rating.wording_sha256) == {"frame", "honesty"}
+    for names, problem in (
+        (
+            ("brevity",),
+            "'brevity' is not one of helpfulness, .*: for a rubric of your own write its path in the project, such as configs/rubrics/",
+        ),
+        (("honesty", "mine/honesty.yaml"), "duplicate rubric in honesty, mine/honesty.yaml"),
+        (("../brevity.yaml",), "must be a normalized path inside the project"),
+    ):
+        with pytest.raises(ValidationError, match=problem):
+            rated_by(*names)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -53,6 +72,8 @@ def test_a_file_that_is_no_rubric_is_named(tmp_path, monkeypatch, text, problem)
     (tmp_path / "odd.yaml").write_text(text)
     monkeypatch.setattr(rubrics, "RUBRICS", tmp_path)
     load_rubric.cache_clear()
+    with pytest.raises(ValueError, match=f"(?s)mine/odd.yaml:[0-9]+: .*{problem}"):
+        rubrics_of(["mine/odd.yaml"], {"mine/odd.yaml": tmp_path / "odd.yaml"})
     with pytest.raises(ValueError, match=f"(?s)rubrics/odd.yaml:[0-9]+: .*{problem}"):
         load_rubric("odd")
     load_rubric.cache_clear()

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pedigree.data.sources.attributes import grouped
+from pedigree.data.sources.examples import record_of
 from pedigree.data.sources.layouts import example_of, unfolded
 from pedigree.data.sources.row_files import Unreadable
 
@@ -146,6 +147,75 @@ def test_instructions_have_verifiers_like_prompts():
     assert example_of({**asked, "verifier": {"name": "math", "answer": 2.0, "tests": None}}).verifier == math
     with pytest.raises(ValueError, match="dataset 'chess' is none of the verifiers"):
         example_of({**asked, "dataset": "chess", "ground_truth": "2"})
+
+
+ASKED = {"instruction": "Add the numbers.", "input": "1 and 1"}
+CALL = {"name": "add", "arguments": {"a": 1, "b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("columns", "answers"),
+    [
+        ({"output": "2"}, [("2", None)]),
+        ({"response": "2"}, [("2", None)]),
+        ({"completion": "2", "label": "0"}, [("2", 0.0)]),
+        ({"chosen": "2", "rejected": "3"}, [("2", None), ("3", None)]),
+        ({"chosen": [turn("assistant", "2")], "rejected": [turn("assistant", "3")]}, [("2", None), ("3", None)]),
+        ({"answers": ["2", "3"]}, [("2", None), ("3", None)]),
+        ({"answers": [{"answer": "3", "rank": 2}, {"answer": "2", "rank": 1}]}, [("2", None), ("3", None)]),
+        ({"responses": ["3", "2"], "rewards": [0.1, 0.9]}, [("2", 0.9), ("3", 0.1)]),
+        ({"tool_calls": [CALL]}, [("", None)]),
+    ],
+)  # fmt: skip
+def test_an_instruction_is_a_prompt_in_every_layout(columns, answers):
+    found = example_of({**ASKED, **columns})
+    assert found.messages == [{"role": "user", "content": "Add the numbers.\n\n1 and 1"}]
+    assert [(one["text"], one["score"]) for one in found.answers] == answers
+    assert found == example_of(
+        {
+            "prompt": "Add the numbers.\n\n1 and 1",
+            **({"completion" if name == "output" else name: value for name, value in columns.items()}),
+        }
+    )
+
+
+def test_the_context_of_a_row_of_dolly_belongs_to_its_prompt():
+    dolly = {"instruction": "When did it open?", "context": "It opened in 1889.", "response": "In 1889.", "category": "closed_qa"}
+    row = record_of(example_of(dolly, record="conversation"), "conversation", None, "dolly")
+    assert row["messages"] == [
+        {"role": "user", "content": "When did it open?\n\nIt opened in 1889."},
+        {"role": "assistant", "content": "In 1889."},
+    ]
+    assert example_of({**dolly, "context": ""}).messages == [{"role": "user", "content": "When did it open?"}]
+    with pytest.raises(ValueError, match="instruction and context are not both texts"):
+        example_of({**dolly, "context": ["a"]})
+
+
+def test_rated_responses_to_an_instruction_are_compared():
+    rows = [{**ASKED, "response": text, "help": rating} for text, rating in (("3", 0.1), ("2", 0.9))]
+    rows += [{**ASKED, "input": "2 and 2", "response": "4", "help": 0.5}, {"instruction": 5, "response": "4", "help": 0.5}]
+    (_, ranked), (_, single), (_, wrong) = grouped([(str(number), row) for number, row in enumerate(rows)], {"help": 1.0})
+    assert pair(ranked) == ([turn("user", "Add the numbers.\n\n1 and 1")], ["2", "3"])
+    assert pair(single) == ([turn("user", "Add the numbers.\n\n2 and 2")], ["4"])
+    assert wrong.reason == "instruction and context are not both texts"
+
+
+def test_an_instruction_beside_whole_conversations_is_not_read_a_second_time():
+    turns = [turn("user", "Hi."), turn("assistant", "Yes.")]
+    whole = {"instruction": "Hi.", "chosen": turns, "rejected": [turns[0], turn("assistant", "No.")]}
+    assert pair(whole) == (turns[:1], ["Yes.", "No."])
+    found = example_of({"instruction": "Hi.", "chosen": f"{HUMAN}Hi.{ASSISTANT}Yes.", "rejected": f"{HUMAN}Hi.{ASSISTANT}No."})
+    assert found.messages == turns[:1] and [one["text"] for one in found.answers] == ["Yes.", "No."]
+    assert example_of({"prompt": "Hi.", "instruction": "Other.", "chosen": "Yes.", "rejected": "No."}).messages == turns[:1]
+    with pytest.raises(ValueError, match="the row has tool_calls and output, and one of them alone can be the answer"):
+        example_of({"instruction": "Hi.", "output": "Yes.", "tool_calls": [CALL]})
+
+
+@pytest.mark.parametrize(("label", "score"), [("1", 1.0), ("0", 0.0), (" True", 1.0), ("false", 0.0), (1, 1.0), (False, 0.0)])
+def test_labels_are_read_as_text_too(label, score):
+    """As in rows of tables without types."""
+    example = example_of({"prompt": "Hi.", "completion": "Yes.", "label": label, "score": 0.5}, record="preference")
+    assert [one["score"] for one in example.answers] == [score]
 
 
 REFUSED = {

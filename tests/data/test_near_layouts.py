@@ -19,7 +19,7 @@ NEAR = [
     ("preference", ("question", "better", "worse"), "`columns: {prompt: question, chosen: better, rejected: worse}`"),
     ("preference", ("prompt", "completion", "kto_tag"), "`columns: {prompt: prompt, completion: completion, label: kto_tag}`"),
     ("conversation", ("prompt (null)", "completion"), "`prompt, completion` (prompt is missing)"),
-    ("conversation", ("instruction", "response"), "`columns: {prompt: instruction, response: response}`"),
+    ("conversation", ("instruction", "reply"), "`columns: {instruction: instruction, output: reply}`"),
     ("preference", ("question", "completion", "score"), "`columns: {prompt: question, completion: completion, score: score}`"),
     ("preference", ("system", "question", "chosen", "rejected"), "{prompt: question, chosen: chosen, rejected: rejected, system: system}`"),
     ("conversation", (" prompt", "no 1", "no 2"), '`columns: {prompt: " prompt"}` in the source; completion is missing'),
@@ -46,7 +46,9 @@ def test_the_nearest_layout_is_named(record, columns, expected):
     assert said.startswith(f"it has the columns {', '.join(columns)}; ") and expected in said
 
 
-@pytest.mark.parametrize("columns", [("messages",), ("prompt", "response"), ("instruction", "output"), ("conversations", "x")])
+@pytest.mark.parametrize(
+    "columns", [("messages",), ("prompt", "response"), ("instruction", "output"), ("conversations", "x"), ("instruction", "response")]
+)
 def test_where_a_layout_fits_only_the_columns_are_named(columns):
     assert hint(columns, "conversation") == f"it has the columns {', '.join(columns)}"
     assert hint(columns, None) == f"it has the columns {', '.join(columns)}"

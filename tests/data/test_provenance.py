@@ -10,7 +10,7 @@ import pytest
 from pedigree.configs.base.frozen import digest
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import ArtifactError
-from pedigree.data.artifacts.provenance import code_files, code_sha256, packed, unpacked
+from pedigree.data.artifacts.provenance import CODE_ROOT, PACKAGES, code_files, code_sha256, packed, unpacked
 
 
 def sent(files: dict[str, bytes]) -> tuple[bytes, str]:
@@ -25,9 +25,41 @@ def test_all_of_our_code_arrives_as_it_was() -> None:
     assert found == {name: path.read_bytes() for name, path in files.items()} and "pedigree/stages/sft/run.py" in found
 
 
+@pytest.mark.integration
+def test_all_files_of_a_clone_that_jobs_may_read_are_code():
+    listed = subprocess.run(["git", "ls-files", "--", *PACKAGES, "requirements/*.txt"], cwd=CODE_ROOT, capture_output=True, text=True)
+    tracked = {f"pedigree/{name}" for name in listed.stdout.split() if name.endswith(".txt") or not name.startswith("requirements/")}
+    assert len(tracked) > 500 and tracked | {"pedigree/__init__.py"} <= code_files().keys()
+
+
+ROWS = (
+    "data/rows.jsonl", "data/rows.json", "data/mine/rows.parquet", "data/mine/notes.md", "data/.x.py", "configs/notes.md",
+    "configs/rows.jsonl", "configs/recipes/notes.md", "configs/recipes/.mine.yaml", "configs/axolotl/sft.yaml", "configs/rubrics/old.yaml~",
+)  # fmt: skip
+
+
+def test_rows_and_notes_of_the_user_of_a_clone_are_no_code(tmp_path):
+    """Rows as code would be copied into every snapshot, hashed by every rank, and uploaded with the checkpoints."""
+    files = {name: path.read_bytes() for name, path in code_files().items()}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    before = code_sha256(code_files(tmp_path))
+    assert before == code_sha256(code_files()) and code_files(tmp_path).keys() == files.keys()
+    for name in ROWS:
+        (tmp_path / "pedigree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pedigree" / name).write_text("x")
+    assert code_sha256(code_files(tmp_path)) == before and code_files(tmp_path).keys() == files.keys()
+    for name in ("stages/mine/kind.py", "stages/mine/prompt.txt", "data/filters/mine.py", "configs/templates/mine.jinja"):
+        (tmp_path / "pedigree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pedigree" / name).write_text("x")
+        assert f"pedigree/{name}" in code_files(tmp_path), name
+
+
 @pytest.mark.parametrize(
     "name",
-    ["torch.py", "sitecustomize.py", "pedigree/stages/../torch.py", "/etc/passwd", "pedigree/requirements/cpu.py",
+    [*(f"pedigree/{name}" for name in ROWS),
+     "torch.py", "sitecustomize.py", "pedigree/stages/../torch.py", "/etc/passwd", "pedigree/requirements/cpu.py",
      "pedigree/requirements/a/b.txt", "pedigree/stages/__pycache__/sft.cpython-311.pyc", "pedigree/stages", "pedigree/other.py",
      "stages/sft/run.py", "pedigree/pipelines/run/ensure.py"],
 )  # fmt: skip

@@ -158,7 +158,17 @@ def folder(message: str, template: str | None = "{{ messages }}", **files: str) 
     )
 
 
+def own(message: str, **files: str) -> Case:
+    """A template and a rubric of the project."""
+    rating = {"rubrics": ["mine/brevity.yaml"], "by": {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}}
+    given = {"mine/house.jinja": "{{ messages }}", "mine/brevity.yaml": "version: 1\naspect: a\nquestion: q\nscale: [a, b, c, d, e]\n"}
+    changes = {"base.chat_template": "mine/house.jinja", "judge_0.rating": rating, "judge_0.rating_weight": 1.0}
+    return Case(changes, message, given | {name.replace("_", "."): text for name, text in files.items()})
+
+
 WRONG: dict[str, Case] = {
+    "template": own("stage base: mine/house.jinja is not a Jinja template, line 1", **{"mine/house_jinja": "{% if %}"}),
+    "rubric": own("stage judge_0: mine/brevity.yaml:1: aspect: required, but missing", **{"mine/brevity_yaml": "version: 1"}),
     "layers": Case(
         {f"{DPO}.lora": {"targets": ["q_proj", "w1"]}},
         "stages dpo_1, dpo_2: lora.targets: the model has no linear layer 'w1'; it has q_proj",

@@ -511,7 +511,9 @@ def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: 
     assert not (tmp_path / "home" / name).is_file() or name in (".dvc/config", "configs/execution/recorded.yaml")
 
 
-@pytest.mark.parametrize("name", ["configs/axolotl.yaml", "configs/recipes.yaml", ".data/rows.jsonl", ".environments/mine.py"])
+@pytest.mark.parametrize(
+    "name", ["configs/templates/house.jinja", "configs/axolotl.yaml", "configs/recipes.yaml", ".data/rows.jsonl", ".environments/mine.py"]
+)
 def test_any_other_source_file_is_taken(tmp_path: Path, name: str) -> None:
     members, project = rebuilt(tmp_path, source_files={name: hashlib.sha256(b"given").hexdigest()})
     (project.root / name).parent.mkdir(parents=True, exist_ok=True)

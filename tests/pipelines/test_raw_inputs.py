@@ -1,5 +1,6 @@
 """Rows that lie outside the project: known by content, and in the remote for those who lack them."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from handmade import exported
-from running_lab import STAGE, Lab, outcomes
+from running_lab import STAGE, Lab, outcomes, read
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, open_artifact, sha256_path
@@ -101,6 +102,20 @@ def test_rows_that_are_nowhere_are_named_with_what_is_wanted(lab: Lab, shared: P
     told = failure(lab.run())
     assert f"{shared}/rows.jsonl with sha256 " in told and "push RECIPE --inputs" in told
     assert f"{shared}/other.jsonl does not exist" in failure(at(lab, shared / "other.jsonl").run())
+
+
+def test_a_template_of_the_project_is_identity_by_its_content(lab: Lab, shared: Path) -> None:
+    llama = "{type: random_llama, layers: 1, hidden: 8, heads: 2, kv_heads: 2, ffn: 8, vocabulary: 300, context: 64, seed: 1}"
+    template = "configs/templates/house.jinja"
+    lab.write(template, "{{ messages }}")
+    model = f"  model: {{kind: source_model, in: {{corpus: [raw]}}, source: {llama}, chat_template: {template}}}\n"
+    at(lab, shared / "rows.jsonl").write("configs/recipes/lab.yaml", (lab.root / "configs/recipes/lab.yaml").read_text() + model)
+    assert outcomes(lab)["model"] == "ran"
+    record = read(lab, "model", "record.json")
+    assert record["source_files"] == {template: hashlib.sha256(b"{{ messages }}").hexdigest()}
+    assert record["config"]["chat_template"] == template and outcomes(lab)["model"] == "unchanged"
+    lab.write(template, "{{ messages[0] }}")
+    assert outcomes(lab)["model"] == "ran" and read(lab, "model", "record.json")["key"] != record["key"]
 
 
 def test_two_files_of_one_name_in_a_stage_are_refused(lab: Lab, shared: Path) -> None:

@@ -217,6 +217,24 @@ def test_a_reward_function_is_taken_as_it_is(bare):
         assert (made.project.root / name).read_bytes() == (bare / name).read_bytes()
 
 
+def test_templates_and_rubrics_of_the_project_are_taken_as_they_are(bare):
+    shutil.copy(Path(__file__).parents[2] / "configs" / "recipes" / "tiny.yaml", bare / "configs" / "recipes" / "tiny.yaml")
+    by = "{type: endpoint, base_url: 'https://judge.example/v1', model: m}"
+    stages = "  base: {chat_template: mine/house.jinja}\n"
+    stages += f"  judge_0: {{rating: {{rubrics: [mine/brevity.yaml], by: {by}}}, rating_weight: 1.0}}\n"
+    (bare / "configs" / "recipes" / "mine.yaml").write_text(f"extends: tiny\nexecution: cpu\nstages:\n{stages}")
+    with pytest.raises(ConfigError, match=r"stage base: mine/house.jinja does not exist: add it"):
+        prepare(Project(bare), "mine")
+    (bare / "mine").mkdir()
+    root = Path(__file__).parents[2] / "configs"
+    shutil.copy(root / "templates" / "chatml.jinja", bare / "mine" / "house.jinja")
+    shutil.copy(root / "rubrics" / "honesty.yaml", bare / "mine" / "brevity.yaml")
+    made = prepare(Project(bare), "mine")
+    for name in ("house.jinja", "brevity.yaml"):
+        assert (made.project.root / "mine" / name).read_bytes() == (bare / "mine" / name).read_bytes()
+    assert load_recipe(made.project.recipes, "mine").find("base").files == ("mine/house.jinja",)
+
+
 def test_a_command_gets_all_of_its_files(bare):
     stage = "made: {kind: external, command: [sh, more/a.sh, '{output}'], files: [more, b.yaml], output: report, rehearse: [quick]}"
     (bare / "configs" / "recipes" / "made.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import time
 from contextlib import closing, suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import InProcessCommand
 from dvc.repo import Repo
 from running_lab import CLEAN, PROFILE, RANKS, Died, Lab, goes_on, outcomes, read, status
 from waiting import deadline, until
@@ -311,6 +313,17 @@ def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None
     lab.edit("artifacts/lab/params.yaml", "count: 3", "count: 4")
     with pytest.raises(StageFailed, match=r"artifacts/lab/params\.yaml does not match the current recipe"):
         stage_under_dvc(lab.project, "lab/suite")
+
+
+@pytest.mark.parametrize("overrides", [(), ("suite.task=sums",)])
+def test_what_dvc_repro_suggests_for_an_edited_recipe_recompiles_it(lab: Lab, overrides: tuple[str, ...]) -> None:
+    recipe = lab.run(*overrides).graph.recipe
+    lab.edit("configs/recipes/lab.yaml", "count: 3, seed: 1", "count: 4, seed: 1")
+    with pytest.raises(StageFailed, match=r"does not match the current recipe; recompile it with `pedigree .*`") as refused:
+        stage_under_dvc(lab.project, f"{recipe}/suite")
+    (remedy,) = re.findall("`pedigree (.*)`", refused.value.message)
+    assert f"artifacts/{recipe}/params.yaml" in InProcessCommand(lab)(*shlex.split(remedy))
+    assert yaml.safe_load((lab.root / f"artifacts/{recipe}/params.yaml").read_text())["suite"]["config"]["sources"][0]["count"] == 4
 
 
 def test_dvc_repro_of_what_changes_while_it_waits_says_so(finished: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,9 @@ def config(base_url, **more):
     return {"rating": {"rubrics": RUBRICS, "by": by, **more.pop("rating", {})}, "rating_weight": 1.0, **more}
 
 
-def judged(folder, base_url, rows, placed=None, **more):
+def judged(folder, base_url, rows, placed=None, files=None, **more):
     job = a_job(folder / "job", ONE_THREAD, **{**PLACED, **(placed or {})})
+    job.source_files.update(files or {})
     inputs = {"completions": {"c": dataset(folder / "completions", "completion", rows)}}
     metrics = judge.run(config_of("judge", **config(base_url, **more)), inputs, job)
     return metrics, list(records.stream(job.out / "payload")), job
@@ -79,6 +80,33 @@ def test_ratings_and_words_are_kept_by_aspect_and_a_score_is_their_mean(tmp_path
     shown = read_rows(job.evidence / "questions.jsonl")
     assert len(shown) == 8 and "answer 0" in shown[0]["question"] and shown[0]["reply"] == rows[0]["ratings"]["helpfulness"]["text"]
     assert [rows[0]["win_rate"], rows[1]["win_rate"]] == [0.25, 0.75]  # of two, the higher wins for certain; each ties with itself
+
+
+BREVITY = """\
+version: 1
+aspect: brevity
+question: Is it short?
+scale: [A novel., Long., So-so., Short., A word.]
+"""
+
+
+def test_a_rubric_of_the_project_is_asked_like_the_others(tmp_path):
+    def rated(chats, handler, body):
+        text = body["messages"][0]["content"]
+        assert ("The aspect is brevity. Is it short?" in text and "A novel." in text) or "The aspect is honesty." in text
+        say(handler, f"Well.\nRating: {5 if 'brevity' in text else 3}")
+
+    name = "configs/rubrics/brevity.yaml"
+    (tmp_path / "given.yaml").write_text(BREVITY)
+    with chat_server(rated) as chats:
+        metrics, rows, _ = judged(
+            tmp_path, chats.base_url, answers(2), files={name: tmp_path / "given.yaml"}, rating={"rubrics": [name, "honesty"]}
+        )
+    assert [{rubric: one["rating"] for rubric, one in row["ratings"].items()} for row in rows] == [{"brevity": 5, "honesty": 3}] * 2
+    assert metrics["ratings"]["brevity"]["mean"] == 5 and metrics["mean_rating"] == 4
+    (tmp_path / "given.yaml").write_text("version: 1\n")
+    with chat_server(rated) as chats, pytest.raises(StageError, match=r"configs/rubrics/brevity\.yaml:1: aspect: required"):
+        judged(tmp_path / "bad", chats.base_url, answers(2), files={name: tmp_path / "given.yaml"}, rating={"rubrics": [name]})
 
 
 def test_a_verifier_and_a_rating_are_weighed_and_a_prompt_without_one_has_the_other_term_only(tmp_path):

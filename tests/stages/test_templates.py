@@ -117,6 +117,31 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
         run_stage(tmp_path / "no", "source_model", OWN, files={"given": bare})
 
 
+HOUSE = (
+    "{% for one in messages %}<|im_start|>{{ one.role | upper }}: {{ one.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>ASSISTANT: {% endif %}"
+)
+
+
+def test_a_template_of_the_project_is_that_of_the_model(tmp_path, llama):  # noqa: F811
+    files = {"given": llama.payload, "configs/templates/house.jinja": tmp_path / "given.jinja"}
+    config = {**OWN, "chat_template": "configs/templates/house.jinja"}
+    (tmp_path / "given.jinja").write_text(HOUSE)
+    made = run_stage(tmp_path / "made", "source_model", config, files=files)
+    assert (
+        rendered(made, PROBE[:2])
+        == f"<|im_start|>USER: {PROBE[0]['content']}<|im_end|><|im_start|>ASSISTANT: {PROBE[1]['content']}<|im_end|>"
+    )
+    assert made.record.marks == ("the model's own chat template was replaced by configs/templates/house.jinja",)
+    for text, problem in (
+        (b"{% if %}", "configs/templates/house.jinja is not a Jinja template, line 1"),
+        (b"\xff", "house.jinja is not UTF-8"),
+    ):
+        (tmp_path / "given.jinja").write_bytes(text)
+        with pytest.raises(StageError, match=problem):
+            run_stage(tmp_path / "bad", "source_model", config, files=files)
+
+
 IRREGULAR = {
     "assistant_first": [assistant("Hello!"), *PROBE],
     "same_role": [user("Well."), user("What is 1 + 1?"), assistant("2"), assistant("Two, that is.")],
