@@ -21,6 +21,7 @@ from pedigree.configs.language.execution import Numerics
 from pedigree.configs.language.graph import Node
 from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.data.artifacts import assets
 from pedigree.data.artifacts.artifacts import Input, Record
 from pedigree.data.artifacts.run_record import Run
 from pedigree.pipelines.cli.plan import _amount
@@ -374,3 +375,17 @@ def test_a_plan_is_made_in_no_time(project):
     for node in graph.nodes.values():
         estimates.of(node)
     assert time.process_time() - began < deadline(1)
+
+
+def test_packaged_data_that_is_not_here_is_told_with_the_command_that_fetches_it(project, pedigree, monkeypatch, tmp_path):
+    """Also that of a stage which waits for others."""
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "empty"))
+    assets.verified.cache_clear()
+    text = """stages:
+  first: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}]}
+  second: {kind: prepare_data, record: prompt, in: {rows: [first]},
+    sources: [{type: artifact, input: first}, {type: packaged, asset: ifeval}]}
+"""
+    (project / "configs" / "recipes" / "bare.yaml").write_text(text)
+    said, _ = pedigree("plan", "bare")
+    assert f"Not on this machine yet: ifeval. To fetch them, {assets.remedy(['ifeval'])}; `run` requires it.\n" in said
