@@ -87,7 +87,7 @@ class SimulatedUser(Partner):
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=256)
     """Sampling parameters of the user."""
 
-    def told(self, prompt: Mapping[str, Any]) -> str:
+    def system_text(self, prompt: Mapping[str, Any]) -> str:
         """Its system message for a prompt.
 
         Raises:

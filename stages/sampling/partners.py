@@ -75,7 +75,7 @@ class SimulatedUsers:
 
     def __init__(self, config: SimulatedUser, prompts: Iterable[Mapping[str, Any]], job: Job, log: AnswerLog) -> None:
         for prompt in prompts:
-            config.told(prompt)
+            config.system_text(prompt)
         self.config, self._job, self._log = config, job, log
         self._waiting = SimpleQueue[UserTalk | None]()
         Thread(target=self._run, daemon=True, name="simulated user").start()
@@ -87,8 +87,8 @@ class SimulatedUsers:
         opens, asked = self.config.opens, prompt["messages"]
         known = asked[:-1] if opens else asked
         seen: list[Message] = [{"role": EXCHANGED[one["role"]], "content": one["content"]} for one in known if one["role"] in EXCHANGED]
-        told: Message = {"role": "system", "content": self.config.told(prompt)}
-        talk = UserTalk([told, GREETING, *seen], seed, known if opens else None)
+        system: Message = {"role": "system", "content": self.config.system_text(prompt)}
+        talk = UserTalk([system, GREETING, *seen], seed, known if opens else None)
         return talk, self._ask(talk, None if opens else Reaction(None))
 
     def step(self, episode: UserTalk, answer: str) -> "Future[Outcome]":
