@@ -556,7 +556,7 @@ def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
     for number, example in enumerate(examples):
         (tmp_path / f"test_example_{number}.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and f"{len(examples)} passed" in done.stdout, done.stdout + done.stderr
 

@@ -113,7 +113,7 @@ def test_the_example_of_the_documentation_says_what_it_says_there(tmp_path, root
     assert block is not None
     written(tmp_path)
     config = {name: value for name, value in parse_value(block[1])["stages"]["chat"].items() if name != "kind"}
-    files = {"data/chat.jsonl": tmp_path / "chat.jsonl"}
+    files = {"rows/chat.jsonl": tmp_path / "chat.jsonl"}
     artifact = run_stage(tmp_path / "made", "prepare_data", config, files=files)
     entries = artifact.record.metrics["validation"]["expectations"][6:]
     assert [entry["success"] for entry in entries] == [True, True, True, True, True, False]
