@@ -114,6 +114,9 @@ def _print_published(context: RunContext, plan: RunPlan) -> None:
 def print_faster(plan: RunPlan) -> None:
     """Print faster settings as a profile's `stages`."""
     found = [(row.node.name, row.faster) for row in plan.stages if row.faster]
+    if not any(row.estimate.hardware.device == "cuda" for row in plan.stages if row.state not in JOBLESS):
+        echo("\nFaster settings are searched for GPUs, which no stage to run has: choose a profile with `--execution`, such as gpu8.")
+        return
     if not found:
         echo("\nNo other settings would be faster by more than 5 %, by the estimate.")
         return

@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Execution, Numerics
 from pedigree.configs.language.recipe import load_recipe
+from pedigree.pipelines.cli.main import app
 from pedigree.pipelines.estimate import search
 from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.estimate.fit import Trial, lacks
@@ -92,6 +94,12 @@ def test_engines_that_generate_beside_the_ranks_share_the_gpus_with_them(root, t
     found = checked(estimates, "rlvr_grpo")
     assert found.numerics["world_size"] == 4 and found.time_share and found.time_share < 0.95
     assert 4 + found.placement.get("engines", 1) * found.numerics.get("tensor_parallel", 4) <= 8
+
+
+@pytest.mark.parametrize(("profile", "line"), [("gpu8", "stages:\n  sft: {numerics: {"), ("cpu", "GPUs, which no stage to run has")])
+def test_the_command_prints_lines_for_the_profile_or_why_there_are_none(root, monkeypatch, profile, line):
+    monkeypatch.chdir(root)
+    assert line in CliRunner().invoke(app, ["plan", "tulu3_8b", "--only", "sft", "--execution", profile, "--faster"]).stdout
 
 
 def test_a_profile_on_a_cpu_is_not_searched(root):
