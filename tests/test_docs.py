@@ -507,7 +507,7 @@ def test_the_simulated_user_of_the_manual_is_a_server_and_no_file(tmp_path):
     node = extension(tmp_path, example("docs/own-environment.md", "type: user")).find("rlvr")
     assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
     assert [by.model for by in endpoints(node.config)] == ["Qwen/Qwen3-32B"]
-    assert "task: 2 + 2?\n" in user.told({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
+    assert "task: 2 + 2?\n" in user.system_text({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
 
 
 def test_the_player_of_verifiers_in_the_manual_is_a_program_that_a_stage_accepts(tmp_path):
