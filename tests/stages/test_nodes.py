@@ -78,6 +78,13 @@ def kill_alone(agent):
     return set()
 
 
+def kill_the_rank(agent):
+    """As by the kernel for lack of memory; its agent lives on."""
+    (rank,) = children_of(agent.pid)
+    os.kill(int(rank), signal.SIGKILL)
+    return set()
+
+
 def children_of(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
@@ -101,6 +108,11 @@ def test_a_job_that_lost_a_node_goes_on_with_two_which_train_as_one_and_a_third_
     kind, config, inputs, _ = args(1)
     assert models.run(tmp_path / "alone", kind, config, inputs, Numerics(threads=1))["ok"]
     assert losses(tmp_path / "job") == pytest.approx(losses(tmp_path / "alone"), rel=1e-3)
+
+
+@pytest.mark.nightly
+def test_a_rank_that_was_killed_on_one_node_ends_the_job_on_both(tmp_path, args):
+    lose_a_node(tmp_path / "job", args, kill_the_rank)
 
 
 @pytest.mark.nightly
