@@ -15,6 +15,7 @@ from pedigree.pipelines.estimate.facts import folder_of
 from pedigree.pipelines.estimate.machines import this_cpu, this_memory
 from pedigree.pipelines.estimate.peak_memory import GIB
 from pedigree.pipelines.estimate.schedule import TimeLeft
+from pedigree.pipelines.estimate.search import WORTH
 from pedigree.pipelines.importing.description import flow
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.publish import comparison
@@ -118,7 +119,7 @@ def print_faster(plan: RunPlan) -> None:
         echo("\nFaster settings are searched for GPUs, which no stage to run has: choose a profile with `--execution`, such as gpu8.")
         return
     if not found:
-        echo("\nNo other settings would be faster by more than 5 %, by the estimate.")
+        echo(f"\nNo other settings would be faster by more than {100 * (1 - WORTH):.0f} %, by the estimate.")
         return
     echo("\nFaster settings, by the estimate; for the profile:\n\nstages:")
     for name, faster in found:

@@ -87,9 +87,7 @@ def combinations(now: Trial, config: Frozen) -> Iterator[Trial]:
             continue
         free = now.placement.slots - (numerics.ranks_per_node if beside else 0)
         placed = {"engines": max(1, free // numerics.tensor_parallel)} if now.facts.served else {}
-        if now.facts.training:
-            placed |= {"gpu_memory_utilization": served["gpu_memory_utilization"]}
-        placement = now.placement.model_copy(update=placed)
+        placement = now.placement.model_copy(update=placed | {"gpu_memory_utilization": served["gpu_memory_utilization"]})
         wrong = batch_problem(config, numerics) or ranks_problem(numerics, placement)
         if not wrong and not engines_problem(numerics, placement, beside=beside):
             yield replace(now, numerics=numerics, placement=placement)
@@ -115,9 +113,10 @@ def _served(now: Trial) -> Iterator[dict[str, Any]]:
     if served is None:
         yield {"tensor_parallel": now.numerics.tensor_parallel, "gpu_memory_utilization": placement.gpu_memory_utilization}
         return
-    for ranks, tenths in product(POWERS, range(2, 10)):
+    shares = [tenths / 10 for tenths in range(2, 10)] if now.facts.training else [placement.gpu_memory_utilization]  # else alone
+    for ranks, share in product(POWERS, shares):
         if ranks <= placement.slots and not unservable(*served.divided, now.numerics.device, ranks):
-            yield {"tensor_parallel": ranks, "gpu_memory_utilization": tenths / 10}
+            yield {"tensor_parallel": ranks, "gpu_memory_utilization": share}
 
 
 def seconds(trial: Trial, amounts: Amounts) -> float | None:
