@@ -300,6 +300,7 @@ class Display:
     def lines(self, now: float) -> list[str]:
         """Return the plain lines that are due: each state change, and running stages every `interval_s` seconds."""
         due = []
+        rows = self.board.rows  # before the forecast, which can take seconds: a row that changes meanwhile is newer than `now`
         left, (printed, last) = self.board.left(now), self._left
         if left and left != last and now - printed >= 4 * self.interval_s:
             self._left = now, left
@@ -307,7 +308,7 @@ class Display:
         if self.board.note != self._last_note:
             self._last_note = self.board.note
             due += [self._last_note] if self._last_note else []
-        for address, row in self.board.rows.items():
+        for address, row in rows.items():
             state = (row.state, "" if row.state in events.MOVING else row.detail)
             changed = self._last.get(address, ("pending", "")) != state
             silent = now - self._printed.get(address, 0.0)

@@ -244,6 +244,20 @@ def test_plain_lines_come_with_every_change_and_every_fifteen_seconds(monkeypatc
     assert display.lines(200.0) == []
 
 
+def test_a_stage_that_begins_to_wait_while_the_time_left_is_computed_has_not_waited_a_negative_time(monkeypatch):
+    board = Board("tiny", rows("sft"))
+
+    def slow_forecast(now):
+        monkeypatch.setattr(time, "monotonic", lambda: now + 3.0)
+        board.update(StageWaiting(SFT, "for 1 slot of 2"))
+        return ""
+
+    monkeypatch.setattr(board, "left", slow_forecast)
+    display = Display(board, io.StringIO())
+    assert display.lines(1000.0) == []
+    assert display.lines(1004.0) == ["◌ sft                waiting  for 1 slot of 2  (1s)"]
+
+
 def test_the_silence_of_a_job_is_timed_from_the_arrival_of_its_heartbeat(tmp_path, monkeypatch):
     stream, board, now = io.StringIO(), Board("tiny", rows("sft")), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
