@@ -1,5 +1,6 @@
 """Validation of paths: in records relative and normalized; sources of recipes may be anywhere on this machine."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from pedigree.configs.base.texts import UNSEEN, shown
 LONGEST_PATH, LONGEST_PART, DEEPEST_PATH = 1024, 255, 32
 
 
+@lru_cache(maxsize=4096)  # the records of a lineage name the same files again and again
 def relative_path(value: str) -> str:
     """Validate a normalized relative POSIX path, e.g. `data/rows.jsonl`."""
     parts = value.split("/")

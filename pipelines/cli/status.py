@@ -10,7 +10,7 @@ from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.live import jobs_now
 from pedigree.pipelines.json_documents import ONE_WORD
 from pedigree.pipelines.lineage.ancestry import opened
-from pedigree.pipelines.lineage.costs import Cost, cost_of
+from pedigree.pipelines.lineage.costs import Cost, costs_of
 from pedigree.pipelines.publish.commits import uncommitted
 from pedigree.pipelines.quantities import counted
 from pedigree.pipelines.run.plans import StageSummary, drift, plan
@@ -46,13 +46,13 @@ class RecipeStatus:
 def status(run: RunContext) -> RecipeStatus:
     """Return the status of a recipe, with its stages in order; read-only."""
     jobs = {job.address: job for job in jobs_now(run.project) if job.heard}
+    costs = costs_of(run.project, list(run.graph.nodes), run.execution.machine.slot_hour_price)
     found = []
     for entry in plan(run):
         node, job = entry.node, jobs.get(entry.node.address)
         done = "in the remote" if entry.remote else "done"
         state = "running" if job else done if not entry.reasons else "stale" if opened(run.project, node) else "not built"
-        cost = cost_of(run.project.artifact(node.address), run.execution.machine.slot_hour_price)
-        found.append(StageStatus.of(run.graph, entry, state, changed_code=tuple(drift(run, node)), job=job, cost=cost))
+        found.append(StageStatus.of(run.graph, entry, state, changed_code=tuple(drift(run, node)), job=job, cost=costs.get(node.address)))
     return RecipeStatus(tuple(found), tuple(uncommitted(run.project, run.graph)))
 
 

@@ -1,12 +1,14 @@
 """What an artifact cost: slot-hours of its job, and of the jobs of all that it was made from."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from pedigree.data.artifacts.artifacts import ArtifactError, Run
+from pedigree.configs.base.project import Project
+from pedigree.data.artifacts.artifacts import ArtifactError, Run, open_artifact, read_run
 from pedigree.pipelines.json_documents import rounded
-from pedigree.pipelines.lineage.ancestry import read_pedigree
+from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,23 @@ class Cost:
     """With that of all ancestors."""
 
 
-def cost_of(artifact: Path, price: float | None) -> Cost | None:
-    """The cost of an artifact; None if there is none, or its records are damaged."""
-    try:
-        pedigree = read_pedigree(artifact)
-        own, total = slot_hours(pedigree.run), sum(slot_hours(one.run) for one in pedigree.parents_first())
-    except ArtifactError:
-        return None
-    return Cost(own, total, own * price if price is not None else None, total * price if price is not None else None)
+def costs_of(project: Project, addresses: Sequence[str], price: float | None) -> dict[str, Cost]:
+    """Address → cost of its artifact; those that are missing or have damaged records are left out. `addresses` are in graph order: the
+    records of a descendant include those of its ancestors, so that few files are parsed.
+    """
+    found: dict[str, Cost] = {}
+    known: list[Pedigree] = []
+    for address in reversed(addresses):
+        folder = project.artifact(address)
+        with suppress(ArtifactError):
+            identifier, run = open_artifact(folder).record.id, read_run(folder / "run.json")
+            whole = next((pedigree.of(identifier) for pedigree in known if identifier in pedigree.entries), None)
+            if whole is None:
+                known.append(whole := read_pedigree(folder))
+            own, inherited = slot_hours(run), sum(slot_hours(one.run) for one in whole.parents_first()[:-1])
+            hours = own, own + inherited
+            found[address] = Cost(*hours, *(None if price is None else spent * price for spent in hours))
+    return found
 
 
 def slot_hours(run: Run) -> float:

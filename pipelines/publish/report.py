@@ -19,7 +19,7 @@ from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.suites import looks
 from pedigree.data.artifacts.artifacts import Run, write_text
 from pedigree.pipelines.estimate.reality import UNREADABLE, Outcome, curve_rows, outcomes_of
-from pedigree.pipelines.lineage.costs import Cost, cost_of
+from pedigree.pipelines.lineage.costs import Cost, costs_of
 from pedigree.pipelines.publish import report_data
 from pedigree.pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pedigree.pipelines.publish.comparison import Comparison, comparisons
@@ -70,7 +70,7 @@ def gather(project: Project, graph: Graph, current: Collection[str] | None = Non
     except ConfigError:  # the profile may be in the middle of an edit
         execution = Execution(slots=1)
     price = execution.machine.slot_hour_price
-    costs = {address: cost for address in graph.nodes if (cost := cost_of(project.artifact(address), price))}
+    costs = costs_of(project, list(graph.nodes), price)
     for stage in stages:
         if stage.scores and current is not None and stage.node.address not in current:
             problems.append(f"{stage.shown}: not measured in the last run; the scores below may be of an earlier version")

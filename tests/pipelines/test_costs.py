@@ -18,7 +18,8 @@ from pedigree.pipelines.estimate.machines import Hardware
 from pedigree.pipelines.estimate.needs import Facts
 from pedigree.pipelines.estimate.reality import mfu_of
 from pedigree.pipelines.estimate.shapes import Shape
-from pedigree.pipelines.lineage.costs import Cost, cost_of
+from pedigree.pipelines.lineage import costs
+from pedigree.pipelines.lineage.ancestry import read_pedigree
 
 SHAPE = Shape(layers=2, hidden=8, heads=2, kv_heads=2, head_dim=4, ffn=16, vocabulary=100)
 
@@ -27,7 +28,7 @@ def attempt(hours: tuple[int, int], cause: str) -> dict[str, str]:
     return {"started_at": f"2026-01-02T{hours[0]:02}:00:00+00:00", "ended_at": f"2026-01-02T{hours[1]:02}:00:00+00:00", "cause": cause}
 
 
-def test_failed_attempts_nodes_and_ancestors_count(tmp_path: Path) -> None:
+def test_failed_attempts_nodes_and_ancestors_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = project_at(tmp_path)
     graph = load_recipe(project.recipes, "tiny")
     child = next(node for node in graph.nodes.values() if len(node.parents) == 1 and not graph.nodes[next(iter(node.parents))].parents)
@@ -40,9 +41,15 @@ def test_failed_attempts_nodes_and_ancestors_count(tmp_path: Path) -> None:
     child_run: dict[str, Any] = RUN | {"placement": {"slots": 2}, "numerics": numerics, "attempts": [attempt((6, 7), "succeeded")]}
     write_json(project.artifact(child.address) / "run.json", child_run)
     # parent: (2 h + 1 h) x 4 slots; child: 1 h x 2 slots x 2 nodes
-    assert cost_of(project.artifact(child.address), 2.5) == Cost(4.0, 16.0, 10.0, 40.0)
-    assert cost_of(project.artifact(parent.address), None) == Cost(12.0, 12.0, None, None)
-    assert cost_of(project.artifact("tiny/missing"), 2.5) is None
+    parsed: list[Path] = []
+    monkeypatch.setattr(costs, "read_pedigree", lambda folder: parsed.append(folder) or read_pedigree(folder))
+    addresses = [parent.address, child.address, "tiny/missing"]
+    assert costs.costs_of(project, addresses, 2.5) == {
+        parent.address: costs.Cost(12.0, 12.0, 30.0, 30.0),
+        child.address: costs.Cost(4.0, 16.0, 10.0, 40.0),
+    }
+    assert parsed == [project.artifact(child.address)], "the child's lineage has the records of the parent"
+    assert costs.costs_of(project, [parent.address], None) == {parent.address: costs.Cost(12.0, 12.0, None, None)}
 
 
 def test_model_flops_utilization_by_hand() -> None:
