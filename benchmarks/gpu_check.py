@@ -197,6 +197,37 @@ def kinds_of_attention(setting: Setting) -> dict[str, Any]:
     return numbers
 
 
+def soft_caps_and_sinks(setting: Setting) -> dict[str, Any]:
+    """Heads of Gemma 2 and gpt-oss in bf16: results and gradients beside whole matrices of fp32 scores, without their memory."""
+    size = 64 if setting.on_gpu else 1
+    spans = collate(made_units([(16 * size, 16 * size, 3), (1, 64 * size - 1, 1)], 100), numerics_of("varlen"), 0).spans
+    assert spans is not None
+    spans, random = spans.each(lambda tensor: tensor.to(setting.device)), torch.Generator().manual_seed(0)
+    tokens, numbers = sum(span.length for span in spans.all), {}
+    for name, heads, key_heads, width, window, softcap in (("gemma2", 8, 4, 256, 24 * size, 50.0), ("gpt_oss", 64, 8, 64, 2 * size, None)):
+        sizes = [(tokens, count, width) for count in (heads, key_heads, key_heads)] + ([] if softcap else [(heads,)])
+        given = [torch.randn(*each, generator=random).to(setting.device, torch.bfloat16).requires_grad_() for each in sizes]
+        rule, results = attention.Rule(width**-0.5, window, softcap, None if softcap else given[3]), []
+        for kind, attention_of in (("flex", attention.attend), ("whole", attention._call_by_call)):
+
+            def step(attention_of: Any = attention_of, rule: Any = rule, given: Any = given) -> list[torch.Tensor]:
+                found = attention_of(*given[:3], spans, rule)
+                return [found, *torch.autograd.grad(found.float().square().sum(), given)]
+
+            numbers[f"{name}_{kind}_s"] = timed(step, setting, 3)
+            if setting.on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            results.append([one.detach().float().cpu() for one in step()])
+            numbers[f"{name}_{kind}_gib"] = torch.cuda.max_memory_allocated() / 2**30 if setting.on_gpu else None
+        error = max(float((one - other).norm() / other.norm()) for one, other in zip(*results, strict=True))
+        numbers[f"{name}_error"] = error
+        if not error < 0.03:
+            raise Failed(f"{name}: attention or its gradient is {error:.3g} (relative) from fp32")
+        if setting.on_gpu and not numbers[f"{name}_flex_gib"] < 0.5 * numbers[f"{name}_whole_gib"]:
+            raise Failed(f"{name}: {numbers[f'{name}_flex_gib']:.2f} GiB, whole scores {numbers[f'{name}_whole_gib']:.2f}: expected half")
+    return numbers
+
+
 def timed(step: Callable[[], object], setting: Setting, rounds: int) -> float:
     """Median seconds after two rounds of warming up."""
     taken = []
@@ -470,6 +501,7 @@ CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
         chunked_loss,
         variable_length_attention,
         kinds_of_attention,
+        soft_caps_and_sinks,
         compiled_kernels,
         liger_kernels,
         checkpoint_exactness,

@@ -110,9 +110,10 @@ ASSUMED = """
 {overhead} added for vLLM to weights and cache. Experts of a mixture count as far as a token passes through them; with tensor parallelism,
 an engine's weights are divided evenly, and each rank has at least one key head.
 
-Not included: fragmentation of the allocator, attention that stores scores (`eager`, soft caps as in Gemma 2: activations are 20 % larger
-than estimated), `sdpa` where it repeats key heads, the fp32 copies of operands on a CPU without bf16 units (for the head, 4 bytes for each
-weight and each logit of a chunk), parallel stages on one GPU, reading data on the host, and the network.
+Not included: fragmentation of the allocator, scores of soft caps and sinks where FlexAttention cannot be compiled
+([training.md](training.md#which-attention-computes-what)), `sdpa` where it repeats key heads, the fp32 copies of operands on a CPU without
+bf16 units (for the head, 4 bytes for each weight and each logit of a chunk), parallel stages on one GPU, reading data on the host, and the
+network.
 """
 ERROR = """## Accuracy
 

@@ -150,6 +150,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 def _scoring(facts: Facts, plan: ScoringPlan, numerics: Numerics, placement: Placement) -> Needs:
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(facts.policy, numerics, SIZES[plan.dtype], tokens, plan.scalar_head, plan.head)
+    terms |= peak_memory.score_matrices(facts.policy, numerics, SIZES[plan.dtype], tokens, _longest(facts, plan), trained=False)
     read = peak_memory.read(facts.policy.parameters, plan.dtype, facts.finer)
     on_cpu = numerics.device == "cpu"
     loading = {"weights": read} | _runtime(numerics) if on_cpu else {}
@@ -174,6 +175,7 @@ def _training(facts: Facts, plan: TrainingPlan, engine: Engine | None, numerics:
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, plan.dtype, trained_parameters(shape, plan.adapters, scores), facts.finer)
     terms = peak_memory.training(model, numerics, tokens, scores, plan.head)
+    terms |= peak_memory.score_matrices(shape, numerics, model.size, tokens, _longest(facts, plan))
     loading = {"weights": peak_memory.loading(model, numerics)}
     host = peak_memory.host(model, numerics)
     if facts.reference is not None and not (facts.reference_is_policy and plan.adapters):
@@ -215,6 +217,7 @@ def _rewarded(training: Needs, facts: Facts, numerics: Numerics, placement: Plac
     copies, models = placement.engines * numerics.tensor_parallel, facts.rewarding_models
     tokens = tokens_of_a_frozen_pass(facts, plan, numerics)
     terms = peak_memory.inference(scored(shape), numerics, SIZES[plan.dtype], tokens, plan.scalar_head)
+    terms |= peak_memory.score_matrices(shape, numerics, SIZES[plan.dtype], tokens, _longest(facts, plan), trained=False)
     contexts = models * _runtime(numerics)["runtime"] if copies > 1 else 0  # each in its own process
     if numerics.device == "cpu":
         own = copies * (peak_memory.total(terms) + (models - 1) * terms["weights"] + contexts)
@@ -231,18 +234,23 @@ def _rewarded(training: Needs, facts: Facts, numerics: Numerics, placement: Plac
 
 def tokens_of_a_pass(facts: Facts, plan: TrainingPlan, numerics: Numerics) -> int:
     """Tokens of a forward pass of one rank: the profile's limit or one longer row, but no more than a step has."""
-    row = min(plan.longest, facts.document * 4) if facts.document else plan.longest
+    row = _longest(facts, plan)
     a_step = plan.batch * (facts.document or row)
     found = max(numerics.micro_batch_tokens, row) if numerics.packing else numerics.micro_batch_sequences * row
     return max(1, math.ceil(int(min(found, max(row, a_step / numerics.teams))) / numerics.sequence_parallel))
 
 
+def _longest(facts: Facts, plan: TrainingPlan | ScoringPlan) -> float:
+    """Tokens of the longest document; documents to score have no bound until they exist."""
+    return min(4 * facts.document if facts.document else math.inf, plan.longest or math.inf)
+
+
 def tokens_of_a_frozen_pass(facts: Facts, plan: ScoringPlan, numerics: Numerics) -> int:
     """Tokens of an inference pass: the profile's limit or one longer document; without packing, rows padded to the longest.
 
-    Answers share a pass only if they fit, so a unit is one document. Documents to score have no bound until they exist.
+    Answers share a pass only if they fit, so a unit is one document.
     """
-    longest = min(4 * facts.document if facts.document else math.inf, plan.longest or math.inf)
+    longest = _longest(facts, plan)
     if longest == math.inf:
         return numerics.micro_batch_tokens
     return int(max(numerics.micro_batch_tokens, longest) if numerics.packing else numerics.micro_batch_sequences * longest)

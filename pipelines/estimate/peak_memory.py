@@ -128,6 +128,19 @@ def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int
     return tokens * (kept + head)
 
 
+def score_matrices(shape: Shape, numerics: Numerics, size: int, tokens: int, longest: float, trained: bool = True) -> dict[str, int]:
+    """Scores of attention that is computed by whole matrices: for each pair of a query and a key the softmax in fp32, with `eager` in bf16
+    also rounded, and the tanh of a soft cap. `eager` pairs the tokens of a row, `varlen` those of a document, and only soft caps on CPUs:
+    flash attention and, on GPUs, flex attention store none. `longest`: tokens of a document."""
+    eager, width = numerics.attention == "eager", size if numerics.attention == "eager" else 4
+    if not eager and not (numerics.shares_prompts and shape.softcap and numerics.device == "cpu"):
+        return {}
+    each = 4 + (2 if eager and size == 2 else 0) + (width if shape.softcap else 0)
+    layers = shape.layers if trained and not numerics.gradient_checkpointing else 1
+    keys = tokens if eager and numerics.packing else int(min(tokens, longest))
+    return {"score_matrices": layers * shape.heads * tokens * keys * each}
+
+
 def working(shape: Shape, size: int, tokens: int) -> int:
     """Gradients of the current layer in the backward pass; a forward pass alone needs the same for intermediate values."""
     return tokens * size * (3 * shape.width + 2 * shape.hidden)

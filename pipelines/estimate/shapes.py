@@ -43,6 +43,8 @@ class Shape:
     """Layers of a mixture model with a dense MLP."""
     stated: int | None = None
     """Parameter count from an artifact's record; None: use the formula."""
+    softcap: bool = False
+    """Whether its attention scores are capped."""
     context: int | None = None
     """Longest sequence that it was made for, in tokens; None if unknown."""
     unscored: str = ""
@@ -134,7 +136,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"qk_norm": "all", "wide_norms": True},
     "olmoe": {"qk_norm": "all", "unscored": "olmoe"},
     "gemma": {"wide_norms": True, "tied": True},
-    "gemma2": {"norms": 4, "wide_norms": True, "tied": True},
+    "gemma2": {"norms": 4, "wide_norms": True, "tied": True, "softcap": True},
     "gemma3_text": {"norms": 4, "wide_norms": True, "qk_norm": "head", "tied": True},
     "phi3": {"linear": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")},
     "granite": {"unscored": "granite"},
@@ -158,6 +160,8 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
     stated: dict[str, Any] = {"qkv_bias": True, "output_bias": True} if config.get("attention_bias") else {}
     if "tie_word_embeddings" in config:
         stated["tied"] = bool(config["tie_word_embeddings"])
+    if "attn_logit_softcapping" in config:
+        stated["softcap"] = bool(config["attn_logit_softcapping"])
     try:
         hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
         return Shape(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ class Spans:
     """The spans as numbers, in the order of `Span`'s fields, on the host: an argument for operations that are opaque to the compiler."""
     sequence_parallel: int = 1
     """Ranks that compute the row together (`stages/training/sequence_parallel.py`)."""
-    _masks: dict[int | None, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
+    _made: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def longest(self) -> int:
@@ -49,14 +50,18 @@ class Spans:
         none."""
         if window is not None and window >= self.longest:
             window = None
-        if window not in self._masks:
-            self._masks[window] = tuple(mask_of(call, window, self.queries_S1.device) for call in calls(self.all))
-        return self._masks[window]
+        return self.once(window, lambda: tuple(mask_of(call, window, self.queries_S1.device) for call in calls(self.all)))
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made for the first layer that needs it."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Spans":
         """Apply a function to every tensor."""
         places = None if self.key_places is None else change(self.key_places)
-        return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places, _masks={})
+        return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places, _made={})
 
 
 def spans_of(all_spans: Sequence[Span], sequence_parallel: int = 1) -> Spans:

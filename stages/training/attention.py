@@ -17,6 +17,7 @@ Shapes: T tokens of the row, H heads, K key heads, D width of a head.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,13 +25,19 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pedigree.configs.base.problems import PedigreeError
-from pedigree.stages.core.spans import Spans, calls
+from pedigree.stages.core.spans import Span, Spans, calls, spans_of
+from pedigree.stages.job.failures import is_memory
 from pedigree.stages.training.cpu_attention import by_flash
+from pedigree.stages.training.flex_attention import by_flex
 from pedigree.stages.training.sequence_parallel import all_heads, all_tokens, own_heads
 
 NAME = "varlen"
 FLASH_WIDEST, FLASH_MULTIPLE = 256, 8
 """Widths of heads that flash attention on GPUs computes (`mha_varlen_fwd` of FlashAttention 2)."""
+FLEX_DEVICES = ("cuda",)
+"""Where torch compiles flex attention with its backward pass."""
+FLEX_ERROR = 0.03
+"""Accepted relative error of its results and gradients, in norm: as in `make gpu-check`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, 
     given = query_THD, key_TKD, value_TKD
     width = flash_width(query_THD.shape[-1], value_TKD.shape[-1], query_THD.device.type, query_THD.dtype) if rule.is_plain else None
     if width is None:
-        return _call_by_call(*given, spans, rule)
+        kernel = _by_flex if not rule.is_plain and _flexes(given, rule) else _call_by_call
+        return kernel(query_THD, key_TKD, value_TKD, spans, rule)
     query, key, value = (tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1])) for tensor in given)
     if query.is_cuda:
         found = _on_gpu(query, key, value, spans, rule)
@@ -74,6 +82,48 @@ def flash_width(query: int, value: int, device: str, dtype: torch.dtype) -> int 
         return width
     padded = -(-width // FLASH_MULTIPLE) * FLASH_MULTIPLE
     return padded if device == "cuda" and dtype in (torch.bfloat16, torch.float16) and padded <= FLASH_WIDEST else None
+
+
+def _flexes(given: Sequence[Tensor], rule: Rule) -> bool:
+    """Whether flex attention computes such heads on their device; tried before the first of them."""
+    device, shapes = given[0].device, tuple(tensor.shape[1:] for tensor in given)
+    return device.type in FLEX_DEVICES and _tried(shapes, device, given[0].dtype, rule.scale, rule.softcap, rule.sinks_H is not None)
+
+
+@cache
+def _tried(
+    shapes: tuple[torch.Size, ...], device: torch.device, dtype: torch.dtype, scale: float, softcap: float | None, sinks: bool
+) -> bool:
+    """Compare flex attention and its gradients, which no probe of a model computes, with `_call_by_call`."""
+    try:  # two lengths, because the kernels of the second serve all others
+        errors = [_flex_error(length, shapes, device, dtype, Rule(scale, 150, softcap), sinks) for length in (300, 500)]
+        why = "" if all(error < FLEX_ERROR for error in errors) else f"its relative error is {errors[-1]:.3g}"
+    except Exception as failed:  # whatever the compiler lacks on this machine, or its kernels on this device
+        if is_memory(failed) or isinstance(failed, torch.AcceleratorError):
+            raise
+        why = f"{type(failed).__name__}: {failed}".splitlines()[0]
+    if why:
+        print(f"attention stores its scores in fp32, which the plan does not count: flex attention cannot be used here ({why})", flush=True)
+    return not why
+
+
+def _flex_error(length: int, shapes: Sequence[torch.Size], device: torch.device, dtype: torch.dtype, rule: Rule, sinks: bool) -> float:
+    """The largest relative error, in norm, of results and gradients in a row of this length."""
+    made = torch.Generator().manual_seed(0)
+    spans = spans_of([Span(0, 100), Span(100, 120, 0, 100), Span(220, length - 220)]).each(lambda tensor: tensor.to(device))
+    sizes = [*((length, *shape) for shape in shapes), *([shapes[0][:1]] if sinks else [])]
+    given = [torch.randn(*size, generator=made).to(device, dtype).requires_grad_() for size in sizes]
+    rule = replace(rule, sinks_H=given[3] if sinks else None)
+    found = []
+    for attention_of in (_by_flex, _call_by_call):
+        with torch.enable_grad():
+            result = attention_of(given[0], given[1], given[2], spans, rule)
+            found.append([result.detach(), *torch.autograd.grad(result.float().square().sum(), given)])
+    return float(torch.stack([(one - other).float().norm() / other.float().norm() for one, other in zip(*found, strict=True)]).max())
+
+
+def _by_flex(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
+    return by_flex(query_THD, key_TKD, value_TKD, spans, rule.scale, rule.window, rule.softcap, rule.sinks_H)
 
 
 def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:

@@ -123,6 +123,34 @@ def test_activations_of_a_layer_by_hand():
     assert peak_memory.activations(LLAMA, on_gpus(), 2, 1000) == 1000 * (32 * 8192 + 200_840 + head)
 
 
+def test_whole_scores_by_hand():
+    """32 heads; 1000 tokens in documents of at most 400. The softmax in fp32 takes 4 bytes, its rounding 2, the tanh of a cap 2 or 4."""
+    capped, padded = replace(LLAMA, softcap=True), {"attention": "eager", "packing": False}
+
+    def found(shape: Shape, numerics: Numerics, **told) -> int:
+        return peak_memory.score_matrices(shape, numerics, **{"size": 2, "tokens": 1000, "longest": 400} | told).get("score_matrices", 0)
+
+    assert found(LLAMA, on_gpus()) == found(capped, on_gpus()) == found(LLAMA, Numerics()) == 0  # flash and flex attention
+    assert found(capped, Numerics()) == 32 * 32 * 1000 * 400 * (4 + 4)  # of 32 layers
+    assert found(capped, Numerics(), trained=False) == 32 * 1000 * 400 * (4 + 4)
+    assert found(capped, Numerics(packing=False)) == 0  # sdpa
+    assert found(LLAMA, on_gpus(**padded)) == 32 * 1000 * 400 * (4 + 2)  # the layer that is recomputed
+    assert found(capped, on_gpus(**padded)) == 32 * 1000 * 400 * (4 + 2 + 2)
+    assert found(capped, on_gpus(**padded), size=4) == 32 * 1000 * 400 * (4 + 4)
+    assert found(LLAMA, on_gpus(attention="eager")) == 32 * 1000 * 1000 * (4 + 2)  # a row with a mask
+
+
+def test_a_plan_has_the_scores_of_what_is_trained_and_of_what_only_scores():
+    eager = on_gpus(world_size=1, attention="eager", packing=False, micro_batch_sequences=2)
+    for config in (sft(), ReferenceLogprobs(max_length=4096)):
+        assert needs_of(facts(config, LLAMA), eager, Placement()).device["score_matrices"] == 32 * 8192 * 4096 * 6
+        assert "score_matrices" not in needs_of(facts(config, LLAMA), on_gpus(), Placement()).device
+    ratings = facts(Judge(reward_weight=1, dtype="bf16"), LLAMA)  # documents of any length: a whole pass
+    packed = needs_of(ratings, eager.model_copy(update={"packing": True}), Placement())
+    assert packed.device["score_matrices"] == 32 * 16384 * 16384 * 6
+    assert "| score_matrices |" in Path(peak_memory.__file__).with_name("formulas.md").read_text()
+
+
 def test_a_reference_that_is_the_policy_before_training_takes_nothing_with_adapters():
     def reference(lora: Lora | None, **fields) -> int | None:
         config = dpo().model_copy(update={"lora": lora})

@@ -67,6 +67,14 @@ def test_biases_and_untied_heads_are_read_from_the_config():
 
 
 @pytest.mark.parametrize(
+    ("told", "expected"), [({}, True), ({"attn_logit_softcapping": 50.0}, True), ({"attn_logit_softcapping": None}, False)]
+)
+def test_scores_are_capped_where_the_config_says(told, expected):
+    shape = shape_of_config({"model_type": "gemma2", **SMALL, **told})
+    assert shape is not None and shape.softcap is expected
+
+
+@pytest.mark.parametrize(
     "config",
     [{}, {"model_type": "mamba", **SMALL}, {"model_type": "llama"}, {"model_type": "llama", **SMALL, "hidden_size": "a"}, {"model_type": 3},
      {"model_type": "llama", **SMALL, "num_attention_heads": 0}, {"model_type": "llama", **SMALL, "vocab_size": 1 << 40}],

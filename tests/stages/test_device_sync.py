@@ -16,12 +16,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pedigree.configs.language.execution import Numerics
+from pedigree.stages.core.spans import Span, spans_of
 from pedigree.stages.preference_train import run as preference_train
 from pedigree.stages.reference_logprobs import run as reference_logprobs
 from pedigree.stages.reward_model import run as reward_model
 from pedigree.stages.sft import run as sft
 from pedigree.stages.training import policy_update
 from pedigree.stages.training.feed import Feed
+from pedigree.stages.training.flex_attention import block_mask
 from pedigree.stages.training.models import load_policy
 
 STAGES = str(Path(sft.__file__).parents[1])
@@ -146,6 +148,13 @@ def test_a_synchronisation_is_detected(operation):
     harmless = Syncs()
     harmless.on(lambda: values[torch.arange(2)].sum() * 2.0 + values.new_full((), 3))()
     assert not harmless.seen
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_mask_of_flex_attention_is_made_on_the_device(window):
+    found, spans = Syncs(), spans_of([Span(0, 30), Span(30, 200, 0, 30), Span(230, 26)])
+    found.on(block_mask)(spans, window, 256)
+    assert not found.seen
 
 
 def preferences(folder, count=8, **fields):

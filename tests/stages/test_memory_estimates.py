@@ -118,3 +118,22 @@ def test_activations_are_what_autograd_keeps(kind, dtype):
     # the recomputed layer comes on top while the backward pass is in it
     recomputed = peak_memory.activations(shape, Numerics(gradient_checkpointing=True), size, tokens)
     assert (recomputed - tokens * peak_memory.layer_activations(shape, Numerics(), size)) / kept[True] == pytest.approx(1.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "kernel"), [("gemma2", "fp32", "varlen"), ("gemma2", "bf16", "eager"), ("llama", "bf16", "eager")]
+)
+def test_score_matrices_are_what_autograd_keeps(kind, dtype, kernel):
+    attention.register()
+    config = AutoConfig.for_model(kind, **SMALL)
+    shape = shape_of_config(config.to_dict())
+    assert shape is not None
+    numerics = Numerics.model_validate({"attention": kernel, "packing": kernel == "varlen"})
+    size, tokens = peak_memory.SIZES[dtype], 2 * 384
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[dtype], attn_implementation=kernel)
+    module = PolicyModule(model.eval(), 4096)
+    with effects_lab.kept_for_backward(module.parameters()) as found:
+        module(collate([(document([5] * 380, [7] * 4),) for _ in range(2)], numerics, 0))[0].sum()
+    scores = peak_memory.score_matrices(shape, numerics, size, tokens, 384)["score_matrices"]
+    assert scores > 0.5 * peak_memory.activations(shape, numerics, size, tokens)
+    assert (peak_memory.activations(shape, numerics, size, tokens) + scores) / found["bytes"] == pytest.approx(1, abs=0.1)
