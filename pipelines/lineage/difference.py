@@ -334,7 +334,7 @@ def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[
     if first.record.content == second.record.content:
         return []
     if first.record.type == second.record.type == "scores":
-        return [change for one, other in _same_labels(labels_of(first), labels_of(second)) for change in _paired(one, other)]
+        return score_changes(first, second)
     if first.record.type == second.record.type == "policy":
         here, there = (evaluations_of(project, made.record.content) for made in (first, second))
         best: dict[tuple[Any, ...], tuple[Evaluation, Evaluation]] = {}
@@ -344,6 +344,11 @@ def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[
                     best[one.measure] = (one, other)
         return [change for one, other in best.values() for change in _paired(one, other)]
     return []
+
+
+def score_changes(first: Pedigree, second: Pedigree) -> list[ScoreChange]:
+    """Score changes per policy and task of two evaluations; none if only records are available."""
+    return [change for one, other in _same_labels(labels_of(first), labels_of(second)) for change in _paired(one, other)]
 
 
 def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tuple[Evaluation, Evaluation]]:
