@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.frozen import canonical_json, leaves
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Input
 from pedigree.data.records.records import row_files
@@ -132,18 +132,6 @@ def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -
 
 
 # --- fields ------------------------------------------------------------------------------------------------------------
-
-
-def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path such as `a.b[0]`, scalar) of all nested values."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, list | tuple) and value:
-        for number, inner in enumerate(value):
-            yield from leaves(inner, f"{place}[{number}]")
-    else:
-        yield place, value
 
 
 def changes(first: Any, second: Any, prefix: str = "") -> list[Change]:
