@@ -144,24 +144,18 @@ class RunConditions(Frozen):
     hardware: Hardware = Hardware()
 
 
-class Run(Frozen):
+class Run(RunConditions):
     """A `run.json`."""
 
     schema_version: int
     address: Address | None = None
     """`RECIPE/STAGE` that produced the artifact."""
-    numerics: dict[Word, Setting] = Field(default_factory=dict)
     placement: dict[Word, Setting] = Field(default_factory=dict)
     licences: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
     """External input of the stage → licenses stated in its recipe."""
     generators: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
     """External input of the stage → models that generated it, as stated in its recipe."""
     attempts: tuple[Attempt, ...] = Field(default=(), strict=False)
-    fingerprint: Fingerprint = Fingerprint()
-    environment: Environment = Environment()
-    command_environment: Environment | None = None
-    """As in `RunConditions`."""
-    hardware: Hardware = Hardware()
     decided_by: dict[Line, Line] | None = None
     """Code that decided what the stage kept or how it scored → its version, or its hash after an edit (`pipelines/ledger/deciding.py`);
     None in records of earlier versions."""
