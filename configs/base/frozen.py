@@ -22,15 +22,17 @@ class Frozen(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _check_computed_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Check the computed fields of a dump (hashes of referenced files) against their current values."""
+        """Compute the computed fields (hashes of referenced files), so that edits during a run have no effect on cached ones, and check
+        those of a dump against them."""
         given = {}
         if isinstance(value, dict):
             given = {name: value[name] for name in cls.model_computed_fields if name in value}
             value = {name: inner for name, inner in value.items() if name not in given}
         made = handler(value)
-        for name, expected in given.items():
-            if getattr(made, name) != expected:
-                raise ValueError(f"{name} is now {getattr(made, name)}, not {expected}: the underlying file has changed")
+        for name in cls.model_computed_fields:
+            now = getattr(made, name)
+            if now != given.get(name, now):
+                raise ValueError(f"{name} is now {now}, not {given[name]}: the underlying file has changed")
         return made
 
 

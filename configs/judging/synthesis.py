@@ -125,10 +125,8 @@ class Synthesize(Frozen):
     """Seed for the model's sampling and the choice of examples."""
 
     @model_validator(mode="after")
-    def _hash_wording(self) -> "Synthesize":
-        """Load and hash the wording at load time, so that edits during a run have no effect on it."""
+    def _check_task(self) -> "Synthesize":
         load_writing(self.method.type, self.method.task)
-        _ = self.wording_sha256
         return self
 
     @property

@@ -163,12 +163,6 @@ class SourceModel(Frozen):
             raise ValueError(f"chat_template is {OWN}, but a random_llama has none: name one of {', '.join(shipped_templates())}")
         return self
 
-    @model_validator(mode="after")
-    def _hash_template(self) -> "SourceModel":
-        """Hash the template at load time, so that edits during a run have no effect on it."""
-        _ = self.chat_template_sha256
-        return self
-
     @property
     def files(self) -> tuple[str, ...]:
         """The template, if it is a file of the project."""
