@@ -115,7 +115,11 @@ DOORS = {
     "model_signing": "pipelines/publish/signing.py",
     "tensorboard": "pipelines/tracking/tensorboard_runs.py",
     "wandb": "pipelines/tracking/wandb_runs.py",
-    "httpx": {"stages/sampling/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
+    "httpx": {
+        "stages/sampling/endpoint.py",
+        "pipelines/lineage/openlineage.py",
+        "pipelines/deployments.py",  # for the errors that Prefect's client raises
+    },
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numba", "numpy", "pandas"}
 LONGEST_FUNCTION, LONGEST_FILE = 80, 700

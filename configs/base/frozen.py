@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -22,15 +22,17 @@ class Frozen(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _check_computed_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Check the computed fields of a dump (hashes of referenced files) against their current values."""
+        """Compute the computed fields (hashes of referenced files), so that edits during a run have no effect on cached ones, and check
+        those of a dump against them."""
         given = {}
         if isinstance(value, dict):
             given = {name: value[name] for name in cls.model_computed_fields if name in value}
             value = {name: inner for name, inner in value.items() if name not in given}
         made = handler(value)
-        for name, expected in given.items():
-            if getattr(made, name) != expected:
-                raise ValueError(f"{name} is now {getattr(made, name)}, not {expected}: the underlying file has changed")
+        for name in cls.model_computed_fields:
+            now = getattr(made, name)
+            if now != given.get(name, now):
+                raise ValueError(f"{name} is now {now}, not {given[name]}: the underlying file has changed")
         return made
 
 
@@ -82,6 +84,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path such as `a.b[0]`, scalar) of all nested values."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaves(inner, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list | tuple) and value:
+        for number, inner in enumerate(value):
+            yield from leaves(inner, f"{place}[{number}]")
+    else:
+        yield place, value
 
 
 def digest(value: Any) -> str:

@@ -125,7 +125,6 @@ class Constrain(Frozen):
             raise ValueError(
                 f"min_constraints is {self.min_constraints}, but instructions lists only {len(self.instructions)}: add some, or lower it"
             )
-        _ = self.wording_sha256  # hash at load time, so that edits during a run have no effect on it
         return self
 
     @computed_field

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, computed_field, model_validator
+from pydantic import Field, computed_field
 
 from pedigree.configs.base.frozen import Frozen, canonical_json
 from pedigree.configs.base.mistakes import not_one_of, read_packaged
@@ -124,13 +124,6 @@ class Synthesize(Frozen):
     seed: int = Field(default=0, ge=0)
     """Seed for the model's sampling and the choice of examples."""
 
-    @model_validator(mode="after")
-    def _hash_wording(self) -> "Synthesize":
-        """Load and hash the wording at load time, so that edits during a run have no effect on it."""
-        load_writing(self.method.type, self.method.task)
-        _ = self.wording_sha256
-        return self
-
     @property
     def source(self) -> str:
         """Source name of the rows."""
@@ -140,6 +133,7 @@ class Synthesize(Frozen):
     @cached_property
     def wording_sha256(self) -> dict[str, str]:
         """Hashes of the frame and of the task's file, which together fix the wording of the request without the material."""
+        load_writing(self.method.type, self.method.task)  # raises ValueError for what is no task
         frame = canonical_json([FRAME, MANNERS[self.method.type], OPEN, CLOSE])
         words = (WRITING / self.method.type / f"{self.method.task}.yaml").read_bytes()
         return {"frame": hashlib.sha256(frame.encode()).hexdigest(), "task": hashlib.sha256(words).hexdigest()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.base.frozen import Frozen
-from pedigree.configs.base.kind import Family, Kind
+from pedigree.configs.base.kind import Kind
 from pedigree.configs.base.problems import UsageProblem
 
 
@@ -32,6 +32,7 @@ def _found() -> Iterator[tuple[str, Kind]]:
 
 KINDS: dict[str, Kind] = dict(_found())
 _OF_CONFIGS = {kind.config: kind for kind in KINDS.values()}
+_UNKNOWN = Kind(name="", version=0, config=Frozen, inputs={}, output=lambda config, inputs: "", family="source")
 
 
 def kind_of(config: Frozen) -> Kind:
@@ -39,39 +40,29 @@ def kind_of(config: Frozen) -> Kind:
     return _OF_CONFIGS[type(config)]
 
 
+def recorded_kind(name: str) -> Kind:
+    """The kind that a record names; one of the family `source` with all defaults if this version does not know it."""
+    return KINDS.get(name, _UNKNOWN)
+
+
 def measures(kind: str, port: str) -> bool:
-    """Whether the output of a kind is only measured by what arrives at a port; False for kinds that this version does not know."""
-    known = KINDS.get(kind)
-    return known is not None and port in known.inputs and known.inputs[port].measures
-
-
-def removes_overlaps(kind: str) -> bool:
-    """Whether a kind leaves out rows that overlap with benchmark items; False for kinds that this version does not know."""
-    return kind in KINDS and KINDS[kind].removes_overlaps
-
-
-def is_frozen(kind: str) -> bool:
-    """Whether unseen suites may measure models of a kind; False for kinds that this version does not know."""
-    return kind in KINDS and KINDS[kind].frozen
+    """Whether the output of a kind is only measured by what arrives at a port."""
+    known = recorded_kind(kind).inputs.get(port)
+    return known is not None and known.measures
 
 
 def brings_in(kind: str) -> bool:
-    """Whether artifacts of a kind may come from outside the recipe; False for kinds that this version does not know."""
-    return kind in KINDS and KINDS[kind].sources is not None
+    """Whether artifacts of a kind may come from outside the recipe."""
+    return recorded_kind(kind).sources is not None
 
 
 def imports_rows(kind: str, config: Mapping[str, Any]) -> bool:
-    """Whether some rows of a recorded config come from no other stage; False for kinds that this version does not know."""
+    """Whether some rows of a recorded config come from no other stage."""
     sources = sources_of(kind, config)
     return brings_in(kind) and not (sources and all(source.get("type") == "artifact" for source in sources))
 
 
 def sources_of(kind: str, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The sources in a recorded config of a kind; none for kinds that this version does not know."""
-    sources = KINDS[kind].sources if kind in KINDS else None
+    """The sources in a recorded config of a kind."""
+    sources = recorded_kind(kind).sources
     return [source for source in sources(config) if isinstance(source, Mapping)] if sources else []
-
-
-def family_of(kind: str) -> Family:
-    """The family of a kind; `source` for what comes from elsewhere."""
-    return KINDS[kind].family if kind in KINDS else "source"

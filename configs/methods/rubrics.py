@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, computed_field, field_validator, model_validator
+from pydantic import Field, computed_field, field_validator
 
 from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.mistakes import not_one_of, read_packaged
@@ -119,12 +119,6 @@ class Rating(Frozen):
         if len({PurePosixPath(name).stem for name in value}) < len(value):
             raise ValueError(f"duplicate rubric in {', '.join(value)}: its ratings would count twice; rename a file that is another one")
         return value
-
-    @model_validator(mode="after")
-    def _hash_wording(self) -> "Rating":
-        """Hash the rubrics at load time, so that edits during a run have no effect on it."""
-        _ = self.wording_sha256
-        return self
 
     @computed_field
     @cached_property

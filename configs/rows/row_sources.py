@@ -1,6 +1,6 @@
 """Where rows come from: files, hubs, object stores, programs, generators, other stages."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
@@ -53,9 +53,11 @@ class Constraints(Frozen):
     """Seed of the rows."""
 
 
-class Packaged(Drawn):
-    """A data file that ships inside a registry package."""
+class OfAsset(Frozen):
+    """A file inside a registry package."""
 
+    forms: ClassVar[tuple[str, ...]] = (".json", ".jsonl", ".jsonl.gz")
+    """Ends of its name."""
     type: Literal["packaged"]
     asset: str
     """Asset name, as in `configs/base/packaged.py`."""
@@ -63,12 +65,19 @@ class Packaged(Drawn):
     @field_validator("asset")
     @classmethod
     def _check_asset(cls, value: str) -> str:
-        return known_asset(value)
+        fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(cls.forms) and name not in EMBEDDER.values())
+        if value not in fitting:
+            raise ValueError(f"asset {not_one_of(value, fitting)}")
+        return value
 
     @computed_field
     @property
     def sha256(self) -> str:
         return ASSETS[self.asset].sha256
+
+
+class Packaged(OfAsset, Drawn):
+    """A data file that ships inside a registry package."""
 
 
 Generator = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/+@()-]{0,99}$")]
@@ -290,11 +299,3 @@ DataSource = Annotated[
 ]
 RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
 """Sources with stored rows in columns."""
-
-
-def known_asset(name: str, model: bool = False) -> str:
-    forms = (".gguf",) if model else (".json", ".jsonl", ".jsonl.gz")
-    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(forms) and name not in EMBEDDER.values())
-    if name not in fitting:
-        raise ValueError(f"asset {not_one_of(name, fitting)}")
-    return name

@@ -13,9 +13,8 @@ from pedigree.configs.base.frozen import Dtype, Frozen
 from pedigree.configs.base.hub_names import Repository, Revision
 from pedigree.configs.base.jinja import jinja_problem
 from pedigree.configs.base.mistakes import not_one_of
-from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.base.paths import SourcePath, relative_path
-from pedigree.configs.rows.row_sources import Licensed, known_asset
+from pedigree.configs.rows.row_sources import Licensed, OfAsset
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 JINJA = ".jinja"
@@ -28,22 +27,10 @@ def shipped_templates() -> list[str]:
     return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 
 
-class PackagedModel(Frozen):
+class PackagedModel(OfAsset):
     """A model that ships inside a registry package, converted to safetensors."""
 
-    type: Literal["packaged"]
-    asset: str
-    """Asset name, as in `configs/base/packaged.py`."""
-
-    @field_validator("asset")
-    @classmethod
-    def _check_asset(cls, value: str) -> str:
-        return known_asset(value, model=True)
-
-    @computed_field
-    @property
-    def sha256(self) -> str:
-        return ASSETS[self.asset].sha256
+    forms = (".gguf",)
 
 
 class RandomLlama(Frozen):
@@ -161,12 +148,6 @@ class SourceModel(Frozen):
     def _check_own(self) -> "SourceModel":
         if self.chat_template == OWN and isinstance(self.source, RandomLlama):
             raise ValueError(f"chat_template is {OWN}, but a random_llama has none: name one of {', '.join(shipped_templates())}")
-        return self
-
-    @model_validator(mode="after")
-    def _hash_template(self) -> "SourceModel":
-        """Hash the template at load time, so that edits during a run have no effect on it."""
-        _ = self.chat_template_sha256
         return self
 
     @property

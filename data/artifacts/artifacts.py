@@ -11,8 +11,6 @@ A folder without a record counts as absent.
 
 import hashlib
 import json
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ from pedigree.data.artifacts import lineage
 from pedigree.data.artifacts.run_record import LONGEST_PATCH
 from pedigree.data.artifacts.run_record import Run as Run
 from pedigree.data.host.faults import fault_point
-from pedigree.data.store.durable import sync_folder
+from pedigree.data.store.durable import replacing
 from pedigree.data.store.hashing import Beat, Hashed, hash_files, silent
 from pedigree.data.store.untrusted import (
     LINEAGE_BYTES,
@@ -381,17 +379,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
+    with replacing(path) as temporary:
         with temporary.open("wb") as stream:
-            for part in parts:
-                stream.write(part)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fault_point(f"{path.name} written")
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+            stream.writelines(parts)
+        fault_point(f"{path.name} written")

@@ -194,7 +194,7 @@ class Mirror:
         """Attempts of the job on any machine; empty if unknown."""
         try:
             return parse_attempts(parse_json(storage.read(f"{self.url}/attempts.json", RUN_BYTES), "attempts.json", RUN_BYTES))
-        except (Missing, ContentChanged, ArtifactError, ValueError, TypeError):
+        except (Missing, ContentChanged, ArtifactError, ValueError):
             return []
 
     def note_attempts(self, attempts: list[dict[str, Any]]) -> None:

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, TypeAdapter, field_validator
 
 from pedigree.configs.base.frozen import Frozen, canonical_json
 from pedigree.configs.base.paths import RelativePath
-from pedigree.data.store.untrusted import Address, ArtifactError, Commit, Count, Line, Sha256, Word, read_json
+from pedigree.data.store.untrusted import Address, Commit, Count, Line, Sha256, Word, read_as
 
 LONGEST_PATCH = 2 << 20
 """Maximum characters of a patch on reading; recorded patches are at most half as long."""
@@ -85,17 +85,17 @@ class PortableAttempt(_Tried):
     code: PortableCode | None = None
 
 
+_ATTEMPTS = TypeAdapter(list[PortableAttempt], config={"defer_build": True})
+
+
 def parse_attempts(reported: Any) -> list[dict[str, Any]]:
-    """Validate reported attempts of a job; returns JSON. Raises ValidationError or TypeError."""
-    return [PortableAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
+    """Validate reported attempts of a job; returns JSON. Raises ValidationError."""
+    return [attempt.model_dump(mode="json", exclude_unset=True) for attempt in _ATTEMPTS.validate_python(reported)]
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
     """Read reported attempts from a job's file; empty if it is unreadable."""
-    try:
-        return parse_attempts(read_json(path))
-    except (ArtifactError, ValidationError, TypeError):
-        return []
+    return read_as(parse_attempts, path) or []
 
 
 class Fingerprint(Frozen):
@@ -144,24 +144,18 @@ class RunConditions(Frozen):
     hardware: Hardware = Hardware()
 
 
-class Run(Frozen):
+class Run(RunConditions):
     """A `run.json`."""
 
     schema_version: int
     address: Address | None = None
     """`RECIPE/STAGE` that produced the artifact."""
-    numerics: dict[Word, Setting] = Field(default_factory=dict)
     placement: dict[Word, Setting] = Field(default_factory=dict)
     licences: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
     """External input of the stage → licenses stated in its recipe."""
     generators: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
     """External input of the stage → models that generated it, as stated in its recipe."""
     attempts: tuple[Attempt, ...] = Field(default=(), strict=False)
-    fingerprint: Fingerprint = Fingerprint()
-    environment: Environment = Environment()
-    command_environment: Environment | None = None
-    """As in `RunConditions`."""
-    hardware: Hardware = Hardware()
     decided_by: dict[Line, Line] | None = None
     """Code that decided what the stage kept or how it scored → its version, or its hash after an edit (`pipelines/ledger/deciding.py`);
     None in records of earlier versions."""

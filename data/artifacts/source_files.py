@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.paths import relative_path
 from pedigree.data.artifacts.artifacts import content_hash, entries_of, write_json
 from pedigree.data.store.hashing import Beat, Hashed, hash_files, silent
-from pedigree.data.store.untrusted import LIST_BYTES, MOST_FILES, ArtifactError, NotPlain, read_json
+from pedigree.data.store.untrusted import LIST_BYTES, MOST_FILES, ArtifactError, NotPlain, read_as
 
 REMEMBERED_BYTES = 64 << 20
 """Hashes of smaller files and folders are not stored: reading those again takes a moment."""
@@ -105,7 +105,4 @@ def sha256_of(files: Mapping[str, Hashed]) -> str:
 
 def _read(stored: Path) -> dict[Path, tuple[int, Hashed]]:
     """Stored hashes; none if there are none, or the file is damaged."""
-    try:
-        return {Path(name): found for name, found in _STORED.validate_python(read_json(stored, LIST_BYTES)).items()}
-    except (ArtifactError, ValidationError, OSError):
-        return {}
+    return {Path(name): found for name, found in (read_as(_STORED.validate_python, stored, LIST_BYTES) or {}).items()}

@@ -9,7 +9,6 @@ pyarrow, which Parquet records in each file.
 """
 
 import json
-import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from pyarrow import parquet
 from pedigree.configs.base.frozen import canonical_json
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.host.faults import fault_point
-from pedigree.data.store.durable import sync_folder
+from pedigree.data.store.durable import replacing
 from pedigree.data.store.untrusted import RESTORE, ArtifactError
 
 ROWS_PER_FILE = 1 << 15
@@ -211,20 +210,14 @@ def in_files(
 
 def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
     """Write one file of rows of one type, with the size of each, atomically and durably."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     texts = [field.name for field in table.schema if field.name == "source"]
-    with temporary.open("wb") as stream:
-        options: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts, "write_statistics": False, "store_schema": True}
-        with parquet.ParquetWriter(stream, table.schema, **options) as writer:
+    options: dict[str, Any] = {"compression": "zstd", "use_dictionary": texts, "write_statistics": False, "store_schema": True}
+    with replacing(path) as temporary:
+        with temporary.open("wb") as stream, parquet.ParquetWriter(stream, table.schema, **options) as writer:
             for group in cuts(sizes, ROWS_PER_GROUP, CHARACTERS_PER_GROUP):
                 rows = table.slice(group.start, group.stop - group.start)
                 writer.write_table(rows, row_group_size=ROWS_PER_GROUP)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fault_point("rows written")
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+        fault_point("rows written")
 
 
 def read(source: Path | BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[pa.Table]:

@@ -7,7 +7,6 @@ The commit of a synthetic repository is the hash of its content.
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -25,7 +24,7 @@ from pedigree.data.records.messages import ROLES
 from pedigree.data.sources import layouts, procedural, row_files
 from pedigree.data.sources.examples import Example
 from pedigree.data.sources.hub import NOTES, STATEMENT
-from pedigree.data.store.durable import rename, sync_tree
+from pedigree.data.store.durable import rename, replacing, sync_tree
 from pedigree.data.store.storage import StoreError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "rehearsal"
@@ -75,10 +74,8 @@ def place_stored(source: Stored, file: Path) -> str:
     sha256 = sha256_file(file)
     target = row_files.cached_at(source, sha256)
     if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(file, temporary)
-        os.replace(temporary, target)
+        with replacing(target) as temporary:
+            shutil.copyfile(file, temporary)
     return sha256
 
 

@@ -2,6 +2,8 @@
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -38,6 +40,18 @@ def replace(source: Path, target: Path) -> None:
     sync_file(source)
     os.replace(source, target)
     sync_folder(target.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to in the same folder, which is created. The file there durably replaces `path` if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def rename(source: Path, target: Path) -> None:

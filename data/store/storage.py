@@ -8,7 +8,6 @@ import errno
 import hashlib
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -127,7 +126,7 @@ class _Folder:
                 yield piece
 
     def write(self, path: str, data: bytes) -> None:
-        with self._written(path) as temporary:
+        with durable.replacing(Path(path)) as temporary:
             temporary.write_bytes(data)
 
     def create(self, path: str, data: bytes) -> bool:
@@ -135,7 +134,7 @@ class _Folder:
         return durable.create(Path(path), data)
 
     def upload(self, file: Path, path: str) -> None:
-        with self._written(path) as temporary:
+        with durable.replacing(Path(path)) as temporary:
             shutil.copyfile(file, temporary)
 
     def entries(self, path: str) -> list[StoredObject]:
@@ -155,17 +154,6 @@ class _Folder:
             shutil.rmtree(path, ignore_errors=True)
         else:
             Path(path).unlink(missing_ok=True)
-
-    @contextmanager
-    def _written(self, path: str) -> Iterator[Path]:
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
-        try:
-            yield temporary
-            durable.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 Backend = _Bucket | _Folder
@@ -206,8 +194,6 @@ def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambd
 
     Raises ContentChanged if the hash differs, and then leaves no file, or Missing.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.part")
 
     def stream(backend: Backend, path: str) -> str:
         found = hashlib.sha256()
@@ -218,13 +204,10 @@ def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambd
                 beat()
         return found.hexdigest()
 
-    try:
+    with durable.replacing(file) as temporary:
         found = _patiently(url, stream)
         if found != sha256:
             raise ContentChanged(f"{url} has sha256 {found}, not {sha256}: it was changed or replaced; restore the original")
-        durable.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def entries(url: str) -> list[StoredObject]:

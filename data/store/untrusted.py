@@ -9,8 +9,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -33,6 +33,7 @@ LONGEST_LINE = 64 * MIB
 """Maximum bytes of one row."""
 SHOWN_PROBLEMS = 3
 RESTORE = "restore the artifact or run its stage again"
+Held = TypeVar("Held")
 
 
 class ArtifactError(PedigreeError):
@@ -227,6 +228,13 @@ def read_json(path: Path, limit: int = LINEAGE_BYTES) -> Any:
     return parse_json(read_plain(path, limit), str(path), limit)
 
 
+def read_as(validated: Callable[[Any], Held], path: Path, limit: int = LINEAGE_BYTES) -> Held | None:
+    """Read a JSON file as what `validated` makes of it; None if it is missing, damaged or from another version of Pedigree."""
+    with suppress(ArtifactError, ValidationError):
+        return validated(read_json(path, limit))
+    return None
+
+
 def read_lines(stream: BinaryIO, name: str, words: Sequence[bytes] = ()) -> Iterator[dict[str, Any]]:
     """Iterate over the rows of a JSONL file; if `words` are given, only over those of lines that contain one of them.
 
@@ -359,7 +367,6 @@ class LockEntry(_Known):
 
 
 _LISTING = TypeAdapter(list[_Member])
-Held = TypeVar("Held")
 _MANIFEST = TypeAdapter(dict[RelativePath, Sha256])
 
 

@@ -8,14 +8,14 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pedigree.configs.base.frozen import Dtype, Frozen, digest
 from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import write_text
 from pedigree.data.artifacts.assets import cache_folder
 from pedigree.data.host import machine
-from pedigree.data.store.untrusted import ArtifactError, read_json
+from pedigree.data.store.untrusted import read_as
 
 MOST_S = 120.0
 """Timeout; the measurement itself takes two seconds, plus the time to load torch."""
@@ -38,10 +38,7 @@ class Rates(Frozen):
 def known() -> Rates | None:
     """Cached rates of this machine; None if never measured."""
     path = _place()
-    try:
-        return Rates.model_validate(read_json(path)) if path else None
-    except (ArtifactError, ValidationError, OSError):
-        return None
+    return read_as(Rates.model_validate, path) if path else None
 
 
 def measured() -> Rates | None:

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.data.store import heartbeat
 from pedigree.data.store.claims import Claims, Folder
 from pedigree.data.store.heartbeat import Listener, Pulse
-from pedigree.data.store.untrusted import ArtifactError, Line, read_json
+from pedigree.data.store.untrusted import Line, read_as
 from pedigree.pipelines.jobs.processes import Process, is_seen_at
 
 POLL_S = 0.2
@@ -199,8 +199,6 @@ def _claim_of(folder: Path, number: int) -> LeaseHolder | None:
     path = folder / f"{number:06d}.json"
     if not path.exists():
         return None
-    try:
-        return LeaseHolder.model_validate(read_json(path, CLAIM_BYTES))
-    except (ArtifactError, ValidationError):
-        what = f"{path.name}, a claim that is damaged or from another version of Pedigree"
-        return LeaseHolder(number=number, process=_UNKNOWN, since=0.0, what=what, token="")
+    what = f"{path.name}, a claim that is damaged or from another version of Pedigree"
+    unknown = LeaseHolder(number=number, process=_UNKNOWN, since=0.0, what=what, token="")
+    return read_as(LeaseHolder.model_validate, path, CLAIM_BYTES) or unknown

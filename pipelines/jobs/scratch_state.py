@@ -20,7 +20,7 @@ from pedigree.configs.methods.external import External, left_by_command
 from pedigree.data.artifacts.artifacts import ArtifactError, read_json, write_text
 from pedigree.data.artifacts.mirror import ELSEWHERE
 from pedigree.data.artifacts.run_record import PortableCode, read_attempts
-from pedigree.data.store.untrusted import Address, Line, described
+from pedigree.data.store.untrusted import Address, Line, described, read_as
 from pedigree.pipelines.jobs.processes import Process
 from pedigree.pipelines.quantities import number, transferred
 from pedigree.stages.job.job import checkpoint_names
@@ -113,11 +113,8 @@ class Handle(Frozen):
 
 def read_job(scratch: Path) -> Handle | None:
     """The job submitted last; None if unknown."""
-    try:
-        found = Handle.model_validate(read_json(scratch / JOB))
-    except (ArtifactError, ValidationError):
-        return None
-    return None if "process" in found.told and Process.parse(found.told["process"]) is None else found
+    found = read_as(Handle.model_validate, scratch / JOB)
+    return None if found and "process" in found.told and Process.parse(found.told["process"]) is None else found
 
 
 def attempts_here(scratch: Path) -> list[dict[str, Any]]:
@@ -134,11 +131,8 @@ def all_attempts(scratch: Path) -> list[dict[str, Any]]:
 
 def read_code(scratch: Path, snapshot: str) -> dict[str, Any]:
     """Git state of the code that the job runs; only the hash of the snapshot if it cannot be read."""
-    try:
-        found = PortableCode.model_validate(read_json(scratch / CODE)).model_dump(mode="json", exclude_unset=True)
-    except (ArtifactError, ValidationError):
-        found = {}
-    return found if found.get("snapshot") == snapshot else {"snapshot": snapshot}
+    found = read_as(PortableCode.model_validate, scratch / CODE)
+    return found.model_dump(mode="json", exclude_unset=True) if found and found.snapshot == snapshot else {"snapshot": snapshot}
 
 
 def read_dependencies(scratch: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pedigree.configs.base.frozen import leaves
 from pedigree.configs.base.paths import place_of
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.compile import compiled_stage, pipeline_file
@@ -465,18 +466,10 @@ def _md5s(parts: Iterable[LockOut]) -> dict[str, str | None]:
 
 def _parameter_changes(node: Node, recorded: Mapping[str, Any]) -> list[str]:
     """Identity fields that differ from the recorded ones, with both values."""
-    before, now = dict(_leaves(recorded)), dict(_leaves({node.name: node.identity()}))
+    before, now = dict(leaves(recorded)), dict(leaves({node.name: node.identity()}))
     changes = [
         f"{name.removeprefix(f'{node.name}.').removeprefix('config.')} {before.get(name, '(absent)')} -> {now.get(name, '(absent)')}"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]
     return [f"parameters changed: {', '.join(changes)}"] if changes else []
-
-
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{place}.{name}" if place else str(name))
-    else:
-        yield place, value

@@ -140,15 +140,16 @@ def read_pedigree(folder: Path) -> Pedigree:
     exported = is_exported(folder)
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
     record = load_record(inside(folder, "pedigree/record.json")) if exported else open_artifact(folder).record
-
-    def open_file(path: str) -> BinaryIO:
-        try:
-            return open_plain(inside(payload, path))
-        except OSError as error:
-            raise ArtifactError(f"{payload / path} cannot be read ({error}): restore the artifact or export it again") from error
-
     run, lineage = read_json(records / "run.json", RUN_BYTES), read_json(records / "lineage.json", LINEAGE_BYTES)
-    return pedigree_of(record, run, lineage, str(records / "lineage.json"), open_file)
+    return pedigree_of(record, run, lineage, str(records / "lineage.json"), partial(open_payload, payload))
+
+
+def open_payload(payload: Path, path: str) -> BinaryIO:
+    """Open a file of a payload; ArtifactError if it cannot be read."""
+    try:
+        return open_plain(inside(payload, path))
+    except OSError as error:
+        raise ArtifactError(f"{payload / path} cannot be read ({error}): restore the artifact or export it again") from error
 
 
 def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: Callable[[str], BinaryIO]) -> Pedigree:

@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pedigree.configs.base.kind import MODELS
 from pedigree.configs.language.graph import postorder
-from pedigree.configs.language.kinds import KINDS, measures
+from pedigree.configs.language.kinds import measures, recorded_kind
 from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record
 from pedigree.data.records import records
 from pedigree.pipelines.lineage.ancestry import read_pedigree
@@ -90,7 +90,7 @@ def _step(record: Record, port: str, parent: Descendant, holds: Mapping[str, boo
         return None
     if parent.how != HELD:
         return BELOW
-    if record.type in MODELS and record.kind in KINDS and port in KINDS[record.kind].trains_on:
+    if record.type in MODELS and port in recorded_kind(record.kind).trains_on:
         return TRAINED
     if record.type not in records.RECORDS:
         return BELOW
@@ -115,17 +115,17 @@ def _may_rename(record: Record, known: Known) -> bool:
     """Whether rows from other stages may have new ids in an artifact that does not name their parents."""
     if record.type not in records.RECORDS or record.type in NAMED_TYPES:
         return False
-    kind = KINDS.get(record.kind)
-    if kind is not None and kind.ids == "kept within kind":
+    kind = recorded_kind(record.kind)
+    if kind.ids == "kept within kind":
         inputs = [known[given.producer][0] for given in record.inputs]
         makers = [_maker(given, known) for given in inputs if given.type in records.RECORDS and given.type != "item"]
         return any(maker is None or (maker.kind, maker.type) != (record.kind, record.type) for maker in makers)
-    return bool(record.inputs) and not (kind is not None and (kind.ids == "kept" or kind.subset_of))
+    return bool(record.inputs) and kind.ids != "kept" and kind.subset_of is None
 
 
 def _maker(record: Record, known: Known) -> Record | None:
     """The artifact of these rows above all stages that only leave some out; None if one of these lacks its input."""
-    while record.kind in KINDS and (port := KINDS[record.kind].subset_of):
+    while port := recorded_kind(record.kind).subset_of:
         above = next((known[given.producer][0] for given in record.inputs if given.port == port), None)
         if above is None:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pedigree.configs.base.frozen import canonical_json
+from pedigree.configs.base.frozen import canonical_json, leaves
 from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import ArtifactError, Input
 from pedigree.data.records.records import row_files
@@ -132,18 +132,6 @@ def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -
 
 
 # --- fields ------------------------------------------------------------------------------------------------------------
-
-
-def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path such as `a.b[0]`, scalar) of all nested values."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, list | tuple) and value:
-        for number, inner in enumerate(value):
-            yield from leaves(inner, f"{place}[{number}]")
-    else:
-        yield place, value
 
 
 def changes(first: Any, second: Any, prefix: str = "") -> list[Change]:
@@ -334,7 +322,7 @@ def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[
     if first.record.content == second.record.content:
         return []
     if first.record.type == second.record.type == "scores":
-        return [change for one, other in _same_labels(labels_of(first), labels_of(second)) for change in _paired(one, other)]
+        return score_changes(first, second)
     if first.record.type == second.record.type == "policy":
         here, there = (evaluations_of(project, made.record.content) for made in (first, second))
         best: dict[tuple[Any, ...], tuple[Evaluation, Evaluation]] = {}
@@ -344,6 +332,11 @@ def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[
                     best[one.measure] = (one, other)
         return [change for one, other in best.values() for change in _paired(one, other)]
     return []
+
+
+def score_changes(first: Pedigree, second: Pedigree) -> list[ScoreChange]:
+    """Score changes per policy and task of two evaluations; none if only records are available."""
+    return [change for one, other in _same_labels(labels_of(first), labels_of(second)) for change in _paired(one, other)]
 
 
 def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tuple[Evaluation, Evaluation]]:

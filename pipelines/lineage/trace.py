@@ -142,7 +142,7 @@ class Trace:
         kept = base_id(detail.partition(BY_WAY)[0])
         return any(kept.endswith(f" {name}") for name in self.ids)
 
-    def brought_in(self, place: Place) -> list[str]:
+    def imported_in(self, place: Place) -> list[str]:
         """Ids, without copy numbers, of rows that an artifact imported from its own sources.
 
         A row counts as imported if the artifact has more copies of it than its input datasets together. Copies that it dropped are
@@ -158,7 +158,7 @@ class Trace:
 
     def sources(self) -> list[tuple[str, str]]:
         """(address of the stage that imported it, name of its source there)."""
-        made = [(place.address, name) for place in self.places for name in self.brought_in(place)]
+        made = [(place.address, name) for place in self.places for name in self.imported_in(place)]
         made += [(drop.address, base_id(drop.id)) for drop in self._dropped_first()]
         return sorted({(address, name[:-17]) for address, name in made if FULL_ID.fullmatch(name)})
 

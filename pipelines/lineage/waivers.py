@@ -7,7 +7,7 @@ computed from stored item scores without rerunning the evaluation.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pedigree.configs.language.kinds import removes_overlaps
+from pedigree.configs.language.kinds import recorded_kind
 from pedigree.data.artifacts.artifacts import ArtifactError
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree
@@ -48,7 +48,7 @@ class Split:
 
 def waived_of(policy: Pedigree) -> list[Waived]:
     """The waivers in the ancestry of a policy that have kept rows, parents first."""
-    return [found for ancestor in policy.material() if removes_overlaps(ancestor.record.kind) for found in _waived(ancestor)]
+    return [found for ancestor in policy.material() if recorded_kind(ancestor.record.kind).removes_overlaps for found in _waived(ancestor)]
 
 
 def splits_of(evaluation: Pedigree) -> list[Split]:

@@ -160,7 +160,7 @@ def _changes(trace: Trace, nodes: Mapping[str, Node], every: Mapping[str, Node])
     """Changes by recipe and stage; a variant's stage takes its filters from the recipe, unless its overrides give it others."""
     found: dict[str, tuple[Node, set[str]]] = {}
     for place in trace.places:
-        ids, node = trace.brought_in(place), nodes.get(place.address)
+        ids, node = trace.imported_in(place), nodes.get(place.address)
         if ids and node is not None and _imports(node):  # rows passed on by others are removed there
             origin = every.get(f"{node.recipe.partition('+')[0]}/{node.name}", node)
             if _without(origin, ids) != _without(node, ids):

@@ -22,8 +22,7 @@ from pedigree.data.sources.leaks import PLANTED
 from pedigree.data.sources.row_files import ending
 from pedigree.pipelines.json_documents import Hidden
 from pedigree.pipelines.lineage.ancestry import Pedigree, read_pedigree
-from pedigree.pipelines.lineage.descendants import Descendant
-from pedigree.pipelines.lineage.trace import Drop, Place, Trace
+from pedigree.pipelines.lineage.trace import Trace
 
 Part = Literal["model", "data", "benchmark"]
 PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}
@@ -60,19 +59,10 @@ class BroughtIn:
 
 
 @dataclass(frozen=True)
-class TraceResult:
-    """Where a row is used or dropped, and in which models."""
+class TraceResult(Trace):
+    """Where a row is used or dropped, in which models, and where it is from."""
 
-    ids: tuple[str, ...]
-    """Of the rows, without copy numbers."""
-    looked_in: int
-    """Number of row artifacts searched."""
-    places: tuple[Place, ...]
     brought_in: tuple[BroughtIn, ...]
-    dropped: tuple[Drop, ...]
-    reached: tuple[Descendant, ...]
-    not_looked_in: Mapping[str, str]
-    """Address → reason."""
 
 
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
@@ -117,7 +107,7 @@ def trace_result(project: Project, found: Trace) -> TraceResult:
         titles = {title(source) for source in brought(sources_of(pedigree.record.kind, pedigree.record.config), name)}
         possible = tuple(origin for origin in origins(pedigree, project) if origin.name in titles)
         brought_in.append(BroughtIn(address, name, possible))
-    return TraceResult(found.ids, found.looked_in, found.places, tuple(brought_in), found.dropped, found.reached, found.not_looked_in)
+    return TraceResult(**vars(found), brought_in=tuple(brought_in))
 
 
 def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

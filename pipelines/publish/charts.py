@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
-from pedigree.configs.language.kinds import family_of
+from pedigree.configs.language.kinds import recorded_kind
 from pedigree.pipelines.quantities import number
 
 NODE_WIDTH, NODE_HEIGHT = 196.0, 34.0
@@ -185,7 +185,7 @@ def _line(above: _Cell, below: _Cell) -> str:
 
 def _node(cell: _Cell, box: Box) -> str:
     left, top = cell.x - NODE_WIDTH / 2, _top(cell)
-    family = family_of(box.kind)
+    family = recorded_kind(box.kind).family
     name = _short(box.name, 18)
     return (
         f'<g class="node {family}{" missing" if box.missing else ""}"><title>{escape(box.hover or box.name)}</title>'

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from pedigree.configs.language.kinds import family_of
+from pedigree.configs.language.kinds import recorded_kind
 from pedigree.pipelines.lineage.ancestry import Pedigree
 from pedigree.pipelines.publish.charts import Box, graph_svg
 from pedigree.pipelines.publish.report import filled, numerics_text
@@ -43,7 +43,7 @@ def _row(found: Pedigree, names: dict[str, str]) -> dict[str, Any]:
     record, attempts = found.record, found.run.attempts
     return {
         "name": names[found.id],
-        "family": family_of(record.kind),
+        "family": recorded_kind(record.kind).family,
         "kind": f"{record.kind} v{record.version}",
         "parents": ", ".join(f"{given.port}: {names[given.producer]}" for given in record.inputs),
         "record": record,

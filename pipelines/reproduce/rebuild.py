@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from pedigree.configs.base.frozen import leaves
 from pedigree.configs.base.paths import OutsidePath, source_path
 from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
@@ -25,7 +26,7 @@ from pedigree.data.artifacts import provenance
 from pedigree.data.artifacts.artifacts import ADOPTED, ArtifactError, Record, Run, sha256_path, write_text
 from pedigree.data.artifacts.chain import lineage_problems, parents_first, record_problems
 from pedigree.data.store.untrusted import inside
-from pedigree.pipelines.lineage.difference import changes, leaves
+from pedigree.pipelines.lineage.difference import changes
 from pedigree.pipelines.reproduce.work_tree import RecordedCode
 
 RECIPE = "reproduction"

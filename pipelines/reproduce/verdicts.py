@@ -1,22 +1,22 @@
 """Compare a reproduced artifact with the recorded one: equality, distance, and changed conditions."""
 
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pedigree.configs.language.execution import FORMERLY
 from pedigree.configs.language.kinds import KINDS
-from pedigree.data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, read_run
+from pedigree.data.artifacts.artifacts import Artifact, Record, Run, read_run
 from pedigree.data.artifacts.provenance import CODE_ROOT, python_path
 from pedigree.data.artifacts.run_record import Environment
-from pedigree.data.store.untrusted import open_plain, read_lines
 from pedigree.pipelines.estimate.reality import UNREADABLE, curve_rows
+from pedigree.pipelines.lineage.ancestry import Pedigree, open_payload
+from pedigree.pipelines.lineage.difference import score_changes
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
 CLOCKED = ("per_second", "seconds", "_idle", "slowdown", "slowest_rank")
@@ -68,7 +68,7 @@ def judge(
         return "identical", f"despite {'; '.join(other)}" if other else "", {}, other
     before = set(record.edges)
     inputs = [f"{port} {label}" for port, label, content in made.record.edges if (port, label, content) not in before]
-    measures = measure(record, made, original)
+    measures = measure(record, run, made, original)
     l2 = measures.get("weights_relative_l2")
     details = [
         _files(record, made.record),
@@ -141,7 +141,7 @@ def _changes(word: str, old: Mapping[str, str | None], new: Mapping[str, str | N
     return [f"{word}{name} {_short(old.get(name))} -> {_short(new.get(name))}" for name in names]
 
 
-def measure(record: Record, made: Artifact, original: Original | None) -> dict[str, Any]:
+def measure(record: Record, run: Run, made: Artifact, original: Original | None) -> dict[str, Any]:
     """Measure the distance between the new and the old artifact, if the old files are available."""
     found: dict[str, Any] = {}
     if original and original.evidence:
@@ -149,7 +149,7 @@ def measure(record: Record, made: Artifact, original: Original | None) -> dict[s
     if original and any(original.payload.glob("*.safetensors")) and any(made.payload.glob("*.safetensors")):
         found["weights_relative_l2"] = weights_distance(original.payload, made.payload)
     if record.type == "scores":
-        found["scores"] = score_differences(record, made, original)
+        found["scores"] = score_differences(record, run, made, original)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -181,58 +181,23 @@ def weights_distance(before: Path, after: Path) -> float | None:
     return float(answer.stdout) if answer.returncode == 0 else None
 
 
-def score_differences(record: Record, made: Artifact, original: Original | None) -> list[dict[str, Any]]:
-    """New minus old mean score per policy and task, paired by item with a 95% interval if the old scores are available.
-
-    The interval is the normal approximation for a mean of paired differences, mean ± 1.96 s/√n. A task's mean over its C categories gets
-    the mean of their differences, ± 1.96 √(Σ_c s_c²/n_c) / C. Items whose score is unknown on either side are left out.
-    """
-    rows = original.payload / "rows.jsonl" if original else None
-    if rows is None or not rows.exists():
-        old, new = _means(record.metrics), _means(made.record.metrics)
-        return [{"of": name, "difference": new[name] - old[name], "n": None} for name in sorted(old.keys() & new.keys())]
-    before, after = _scores(rows), _scores(made.payload / "rows.jsonl")
-    found = []
-    for name in sorted(before.keys() & after.keys()):
-        shared = sorted(before[name].keys() & after[name].keys())
-        categories: dict[str, list[float]] = {}
-        for item in shared:
-            categories.setdefault(before[name][item].category, []).append(after[name][item].score - before[name][item].score)
-        if shared:
-            mean = fmean(map(fmean, categories.values()))
-            half = 1.96 * math.hypot(*map(_standard_error, categories.values())) / len(categories)
-            found.append({"of": name, "difference": mean, "low": mean - half, "high": mean + half, "n": len(shared)})
-    return found
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+def score_differences(record: Record, run: Run, made: Artifact, original: Original | None) -> list[dict[str, Any]]:
+    """New minus old mean score per policy and task, as `pedigree diff` compares them; without the old scores, of the recorded means."""
+    if original:
+        sides = ((record, original.payload), (made.record, made.payload))
+        old, new = (Pedigree(one.id, {one.id: (one, run)}, partial(open_payload, payload)) for one, payload in sides)
+        if found := score_changes(old, new):
+            return [
+                {"of": f"{one.policies}/{one.task}", "difference": one.mean, "low": one.low, "high": one.high, "n": one.items}
+                for one in found
+            ]
+    before, after = _means(record.metrics), _means(made.record.metrics)
+    return [{"of": name, "difference": after[name] - before[name], "n": None} for name in sorted(before.keys() & after.keys())]
 
 
 def score_text(row: Mapping[str, Any]) -> str:
     interval = f" [{row['low']:+.3f}, {row['high']:+.3f}] n={row['n']}" if row.get("n") else ""
     return f"{row['difference']:+.3f}{interval} ({row['of']})"
-
-
-class _Scored(NamedTuple):
-    score: float
-    category: str
-    """Empty, unless the task's score is an average over categories."""
-
-
-def _scores(rows: Path) -> dict[str, dict[str, _Scored]]:
-    """Policy/task → item → its score, of the items whose score is known."""
-    found: dict[str, dict[str, _Scored]] = {}
-    with open_plain(rows) as stream:
-        for row in read_lines(stream, rows.name):
-            score = row.get("score", "")
-            if score is None:
-                continue
-            if not isinstance(score, int | float):
-                raise ArtifactError(f"{rows.name} has a row with a non-numeric score")
-            scored = _Scored(score, str(row.get("category", "")))
-            found.setdefault(f"{row.get('policy')}/{row.get('task')}", {})[str(row.get("id"))] = scored
-    return found
 
 
 def _means(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 Each `refuse_*` raises ConfigError with every problem: the stages, and the remedy.
 """
 
-import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pedigree.configs.language.stated_sources import hub_sources
 from pedigree.data.sources import hub
 from pedigree.data.sources.hub import Repository
 from pedigree.data.sources.model_folders import DESCRIBING
-from pedigree.data.store.durable import replace
+from pedigree.data.store.durable import replacing
 from pedigree.data.store.storage import StoreError
 
 
@@ -137,14 +136,11 @@ def _pin_file(
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
     """Replace a file atomically, unless it was edited in the meantime."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(after)
-        shutil.copymode(file, temporary)
-        if file.read_bytes() != before:
-            raise UsageProblem(f"{file.name} was edited in the meantime; run the command again")
-        replace(temporary, file)
+        with replacing(file) as temporary:
+            temporary.write_bytes(after)
+            shutil.copymode(file, temporary)
+            if file.read_bytes() != before:
+                raise UsageProblem(f"{file.name} was edited in the meantime; run the command again")
     except OSError as error:
         raise UsageProblem(f"{file} cannot be written ({error.strerror}): fix its permissions, or those of its folder") from error
-    finally:
-        temporary.unlink(missing_ok=True)

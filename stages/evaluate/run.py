@@ -25,7 +25,7 @@ from typing import Any
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.measuring import Evaluate
-from pedigree.configs.language.kinds import is_frozen
+from pedigree.configs.language.kinds import recorded_kind
 from pedigree.configs.methods.environment_programs import AnyEvaluated, EvaluatedUser
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.methods.training import Sampling
@@ -397,7 +397,7 @@ def split_of(inputs: Inputs) -> str:
     split = next(iter(splits.values()))
     if split == "unseen":
         for label, policy in inputs["policies"].items():
-            if not is_frozen(policy.record.kind):
+            if not recorded_kind(policy.record.kind).frozen:
                 raise StageError(f"{label} comes from {policy.record.kind} and is not frozen: use the `select` stage that chose it")
             refuse_seen(label, policy, {suite.record.content: name for name, suite in inputs["suites"].items()})
     return split

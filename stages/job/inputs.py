@@ -7,11 +7,12 @@ the old bytes were restored, and for attempts that resume from an earlier checkp
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from pedigree.configs.base.texts import command
-from pedigree.data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
+from pedigree.data.artifacts.artifacts import entries_of, open_artifact, sha256_path, survey, write_json
 from pedigree.data.store.hashing import Hashed, hash_files
+from pedigree.data.store.untrusted import read_as
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Inputs, Job
 from pedigree.stages.job.outcome import HashedFile
@@ -51,11 +52,8 @@ def open_inputs(spec: JobSpec, job: Job) -> Inputs:
 
 def _seen_before(job: Job) -> dict[str, Hashed] | None:
     """The inputs as the first attempt saw them; None if there was none or the file is damaged."""
-    try:
-        found = _SEEN.validate_python(read_json(job.folder / SEEN))
-    except (ArtifactError, ValidationError):
-        return None
-    return {name: seen.hashed() for name, seen in found.items()}
+    found = read_as(_SEEN.validate_python, job.folder / SEEN)
+    return None if found is None else {name: seen.hashed() for name, seen in found.items()}
 
 
 def check_untouched(spec: JobSpec, job: Job) -> None:

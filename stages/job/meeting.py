@@ -5,11 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pedigree.configs.base.frozen import Frozen
-from pedigree.data.artifacts.artifacts import ArtifactError, read_json
-from pedigree.data.store.untrusted import Line
+from pedigree.data.store.untrusted import Line, read_as
 
 MEETING = "meeting.json"
 REACHED_S = 5.0
@@ -27,9 +26,7 @@ class Meeting(Frozen):
     @classmethod
     def read(cls, scratch: Path) -> "Meeting | None":
         """The meeting of a job; None if it has not begun, or no node can join it."""
-        with suppress(ArtifactError, ValidationError):
-            return cls.model_validate(read_json(scratch / MEETING))
-        return None
+        return read_as(cls.model_validate, scratch / MEETING)
 
     @property
     def is_open(self) -> bool:

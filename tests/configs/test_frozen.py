@@ -1,11 +1,13 @@
 """Config classes are closed, strict, immutable; what they compute is part of the identity and checked on the way back."""
 
 import hashlib
+from functools import cached_property
+from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import ValidationError, computed_field
 
-from pedigree.configs.base.frozen import canonical_json, digest
+from pedigree.configs.base.frozen import Frozen, canonical_json, digest
 from pedigree.configs.base.packaged import ASSETS
 from pedigree.configs.methods.training import Optimizer
 from pedigree.configs.rows.datasets import PrepareData
@@ -41,6 +43,22 @@ def test_a_file_that_changed_behind_a_name_is_refused():
     for other in ({"chat_template_sha256": "0" * 64}, {"source": dump["source"] | {"sha256": "0" * 64}}):
         with pytest.raises(ValidationError, match="the underlying file has changed"):
             SourceModel.model_validate(dump | other)
+
+
+def test_a_hash_is_of_the_file_as_it_was_when_the_config_was_loaded(tmp_path):
+    class Named(Frozen):
+        file: str
+
+        @computed_field
+        @cached_property
+        def content(self) -> str:
+            return Path(self.file).read_text()
+
+    file = tmp_path / "words.txt"
+    file.write_text("before")
+    config = Named(file=str(file))
+    file.write_text("edited during a run")
+    assert config.model_dump() == {"file": str(file), "content": "before"}
 
 
 def test_a_data_asset_is_no_model():

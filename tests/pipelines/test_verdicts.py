@@ -47,8 +47,10 @@ TOLD = Run.model_validate(RUN)
 
 def record(kind: str, text: str, inputs: tuple[Input, ...] = (), **metrics: float) -> Record:
     files = (FileEntry(path="rows.jsonl", size=1, sha256=digest(text)),)
+    config = {"resamples": 1000, "seed": 0} if kind == "evaluate" else {}
+    inputs = (Input(port="policies", label="p", content="c" * 64, producer="d" * 64),) if kind == "evaluate" else inputs
     return Record(
-        kind=kind, version=1, type="scores" if kind == "evaluate" else "policy", config={}, inputs=inputs,
+        kind=kind, version=1, type="scores" if kind == "evaluate" else "policy", config=config, inputs=inputs,
         key=stage_key(kind, 1, {}, [], {}), content=content_hash(files), files=files, metrics=metrics,
     )  # fmt: skip
 
@@ -174,39 +176,37 @@ def scored(folder: Path, scores: list[float | None], categories: str = "") -> Pa
 
 
 def test_scores_are_compared_item_by_item_against_the_tolerance(tmp_path):
-    # differences 0, 0, -1, 0: mean -0.25, s = 0.5, half-width 1.96 * 0.5 / 2 = 0.49
+    # differences 0, 0, -1, 0: a resample draws the -1 four times with probability 1/256, three times or more with 13/256, never with 81/256
     original = Original(scored(tmp_path / "old", [1, 0, 1, 1]), None)
     scored(tmp_path / "new", [1, 0, 0, 1])
     new = made(tmp_path / "new", record("evaluate", "y"))
-    (row,) = score_differences(record("evaluate", "x"), new, original)
-    assert (row["of"], row["difference"], row["n"]) == ("p/t", -0.25, 4)
-    assert (row["low"], row["high"]) == pytest.approx((-0.74, 0.24))
+    (row,) = score_differences(record("evaluate", "x"), TOLD, new, original)
+    assert row == {"of": "p/t", "difference": -0.25, "low": -0.75, "high": 0, "n": 4}
     within = judge(record("evaluate", "x"), TOLD, new, original, 0.25)
-    assert within[0] == "within tolerance" and "-0.250 [-0.740, +0.240] n=4 (p/t), tolerance 0.25" in within[1]
+    assert within[0] == "within tolerance" and "-0.250 [-0.750, +0.000] n=4 (p/t), tolerance 0.25" in within[1]
     assert judge(record("evaluate", "x"), TOLD, new, original, 0.24)[0] == "different"
 
 
 def test_items_without_a_score_on_either_side_are_left_out(tmp_path):
     original = Original(scored(tmp_path / "old", [1, None, 0, 1]), None)
     scored(tmp_path / "new", [1, 1, 1, None])
-    (row,) = score_differences(record("evaluate", "x"), made(tmp_path / "new", record("evaluate", "y")), original)
+    (row,) = score_differences(record("evaluate", "x"), TOLD, made(tmp_path / "new", record("evaluate", "y")), original)
     assert (row["difference"], row["n"]) == (0.5, 2)
 
 
 def test_a_mean_over_categories_is_compared_as_one(tmp_path):
-    """a: -1, 0; s = √½, s²/n = ¼. b: 0, 0, 0, 0. Mean of the categories' differences -¼, half-width 1.96 √¼ / 2."""
+    """a: -1, 0, whose resamples average -1 to 0, each with probability ¼. b: 0, 0, 0, 0. Half of a's."""
     original = Original(scored(tmp_path / "old", [1, 1, 1, 1, 0, 0], "aabbbb"), None)
     scored(tmp_path / "new", [0, 1, 1, 1, 0, 0], "aabbbb")
     new = made(tmp_path / "new", record("evaluate", "y"))
-    (row,) = score_differences(record("evaluate", "x"), new, original)
-    assert (row["difference"], row["n"]) == (-0.25, 6)
-    assert (row["low"], row["high"]) == pytest.approx((-0.74, 0.24))
+    (row,) = score_differences(record("evaluate", "x"), TOLD, new, original)
+    assert row == {"of": "p/t", "difference": -0.25, "low": -0.5, "high": 0, "n": 6}
     assert judge(record("evaluate", "x"), TOLD, new, original, 0.2)[0] == "different"  # over all items it would be 0.167
 
 
 def test_without_the_old_answers_the_recorded_means_are_compared(tmp_path):
     old, new = record("evaluate", "x", **{"p/t": 0.5, "p/mean": 0.5}), record("evaluate", "y", **{"p/t": 0.75, "p/mean": 0.75})
-    assert score_differences(old, made(tmp_path, new), None) == [{"of": "p/t", "difference": 0.25, "n": None}]
+    assert score_differences(old, TOLD, made(tmp_path, new), None) == [{"of": "p/t", "difference": 0.25, "n": None}]
 
 
 @pytest.mark.parametrize(
