@@ -23,13 +23,17 @@ class Frozen(BaseModel):
     @classmethod
     def _check_computed_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Compute the computed fields (hashes of referenced files), so that edits during a run have no effect on cached ones, and check
-        those of a dump against them."""
+        those of a dump against them.
+        """
+        computed = cls.model_computed_fields
+        if not computed:
+            return handler(value)
         given = {}
         if isinstance(value, dict):
-            given = {name: value[name] for name in cls.model_computed_fields if name in value}
+            given = {name: value[name] for name in computed if name in value}
             value = {name: inner for name, inner in value.items() if name not in given}
         made = handler(value)
-        for name in cls.model_computed_fields:
+        for name in computed:
             now = getattr(made, name)
             if now != given.get(name, now):
                 raise ValueError(f"{name} is now {now}, not {given[name]}: the underlying file has changed")
