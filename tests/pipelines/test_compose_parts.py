@@ -57,11 +57,11 @@ class Parts:
     """The services, with loopback for their network, free ports and folders for their volumes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.processes = folder, list[subprocess.Popen[bytes]]()
+        self.folder, self.processes = folder, list[subprocess.Popen[Any]]()
         compose = yaml.safe_load((REPOSITORY / "deploy/compose.yaml").read_text())
         self.services: dict[str, dict[str, Any]] = compose["services"]
-        self.ports = dict(zip(("postgres", "prefect", "s3"), free_ports(3), strict=True))
-        self.owner = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
+        self.ports: dict[str, int] = dict(zip(("postgres", "prefect", "s3"), free_ports(3), strict=True))
+        self.owner: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         """PostgreSQL refuses root."""
 
     def here(self, text: str, service: str) -> str:
@@ -103,8 +103,8 @@ class Parts:
         given, programs, data = self.environment("postgres"), postgresql(), self.folder / "database"
         data.mkdir()
         (password := self.folder / "password").write_text(given["POSTGRES_PASSWORD"])
-        for path in (data, password):
-            shutil.chown(path, *self.owner.values())
+        for path in (data, password) if self.owner else ():
+            shutil.chown(path, **self.owner)
         initdb = [programs / "initdb", "--pgdata", data, "--username", given["POSTGRES_USER"], "--pwfile", password, "--auth=scram-sha-256"]
         subprocess.run(initdb, check=True, capture_output=True, **self.owner)
         port = str(self.ports["postgres"])

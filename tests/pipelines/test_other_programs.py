@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -73,7 +74,7 @@ def test_verl_writes_the_checkpoint_that_is_merged(programs: Path) -> None:
     assert trainer.save_freq > 0 and policy.actor.use_dynamic_bsz and policy.rollout.n > 1 and trainer.resume_mode == "auto"
     tree = ast.parse((programs / "verl/model_merger/base_model_merger.py").read_text())
     (parser,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "parse_args"]
-    names = {"argparse": argparse}
+    names: dict[str, Any] = {"argparse": argparse}
     exec(ast.unparse(parser), names)  # its module imports all of verl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["merge", *arguments("verl", "verl.model_merger")])
@@ -96,5 +97,6 @@ def test_a_config_of_axolotl_or_llama_factory_takes_model_and_output_from_the_co
 
 def test_open_instruct_leaves_its_model_where_it_is_sought_and_sends_it_nowhere() -> None:
     given = arguments("open_instruct", "open-instruct/open_instruct/finetune.py")
-    found = HfArgumentParser(OpenInstruct).parse_args_into_dataclasses(given)[0]
+    fields: Any = OpenInstruct
+    found = HfArgumentParser(fields).parse_args_into_dataclasses(given)[0]
     assert found == OpenInstruct("/job/model", ["/job/chat/rows.jsonl", "1.0"], "/job/output", True, False, False)
