@@ -1,4 +1,4 @@
-"""The compose file for teams. No test starts it: that needs a container engine."""
+"""The compose file for teams, as text; `pipelines/test_compose_parts.py` starts what it names."""
 
 import asyncio
 import socket
@@ -12,21 +12,24 @@ import yaml
 from prefect.server.database.configurations import AsyncPostgresConfiguration
 
 ROOT = Path(__file__).resolve().parents[1]
-PASSWORD = "${PREFECT_DB_PASSWORD:?set it, e.g. in .env}"
+PASSWORD, KEY = (f"${{{name}:?set it, e.g. in .env}}" for name in ("PREFECT_DB_PASSWORD", "S3_PASSWORD"))
 
 
 def test_the_compose_file_starts_the_prefect_of_our_lock_with_a_database_and_keeps_no_secret():
     compose = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
-    database, server = compose["services"]["postgres"], compose["services"]["prefect"]
+    database, server, store, worker = (compose["services"][name] for name in ("postgres", "prefect", "s3", "worker"))
     lock = (ROOT / "requirements/cpu.txt").read_text()
     (version,) = [line.split("==")[1] for line in lock.splitlines() if line.startswith("prefect==")]
     assert f"FROM prefecthq/prefect:{version}-python3.11" in server["build"]["dockerfile_inline"]
     assert "sqlalchemy[asyncio]>=2.0,<2.1" in server["build"]["dockerfile_inline"]  # else no schedule fires
     assert server["environment"]["PGPASSWORD"] == database["environment"]["POSTGRES_PASSWORD"] == PASSWORD
     assert server["depends_on"] == {"postgres": {"condition": "service_healthy"}} and database["healthcheck"]
-    used = {volume.partition(":")[0] for service in (database, server) for volume in service["volumes"]}
-    assert used == set(compose["volumes"])
-    assert server["environment"]["PREFECT_SERVER_API_AUTH_STRING"] is None  # handed through where it is set, else not set at all
+    assert store["environment"]["AWS_SECRET_ACCESS_KEY"] == worker["environment"]["AWS_SECRET_ACCESS_KEY"] == KEY
+    assert worker["depends_on"].keys() == {"prefect", "s3"} and server["healthcheck"] and store["healthcheck"]
+    used = {volume.partition(":")[0] for service in (database, server, store, worker) for volume in service["volumes"]}
+    assert used == {*compose["volumes"], ".."}
+    for service, name in ((server, "PREFECT_SERVER_API_AUTH_STRING"), (worker, "PREFECT_API_AUTH_STRING")):
+        assert service["environment"][name] is None  # handed through where it is set, else not set at all
 
 
 def test_a_password_of_any_letters_reaches_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
