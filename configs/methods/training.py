@@ -326,6 +326,10 @@ class Rlvr(Frozen):
     hints: Hints | None = added(None)
     """Ask prompts whose answers are all equally wrong again, with a hint of their own (`hints` of their verifiers); `{}` for the defaults.
     By default they are left as they are."""
+    replay_successes: bool = added(False)
+    """Store the latest right answer to each prompt (v = 1, by its verifier). If a later step has none to the same prompt, the stored one
+    replaces the last wrong answer before advantages are computed (Lu et al. 2025, arXiv 2505.16282, ARPO). It is off policy: its tokens are
+    weighted by `algorithm.correction`, which is required, with the log-probabilities that they were sampled with."""
     replay: Literal["exact", "recorded"] = added("exact")
     """How an interrupted run repeats its answers. `exact`: it samples them again, with equal bits, in fixed chunks of 256 answers, each of
     which must fit into the KV cache of an engine. `recorded`: engines run as many answers as fit, and each is stored as it finishes, with
@@ -427,6 +431,18 @@ class Rlvr(Frozen):
             raise ValueError("hints are given where the verifier's scores are equal, but the reward asks no verifier: set reward.right")
         if self.samples_per_prompt < 2:
             raise ValueError("hints are given where all answers to a prompt are wrong, so samples_per_prompt must be at least 2: raise it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_replay(self) -> "Rlvr":
+        if not self.replay_successes:
+            return self
+        if self.algorithm.correction is None:
+            raise ValueError("replay_successes trains on answers of older weights: set `algorithm.correction: {}`")
+        if not self.reward.verifies:
+            raise ValueError("replay_successes stores what a verifier found right, but the reward asks no verifier: set reward.right")
+        if self.samples_per_prompt < 2:
+            raise ValueError("replay_successes replaces one answer of several, so samples_per_prompt must be at least 2: raise it")
         return self
 
     @model_validator(mode="after")

@@ -100,6 +100,18 @@ def kept(rewards: Sequence[float], keep: Keep) -> set[int]:
     return set(max(chosen, key=preference))
 
 
+def success(scores: Sequence[float], rewards: Sequence[float]) -> int | None:
+    """Number of the right answer (v = 1) with the highest reward, the first of equal ones; None if none is right and has a reward."""
+    right = [place for place, score in enumerate(scores) if score >= 1 and not math.isnan(rewards[place])]
+    return max(right, key=lambda place: rewards[place], default=None)
+
+
+def replaceable(scores: Sequence[float], rewards: Sequence[float]) -> int | None:
+    """Number of the last wrong answer (v < 1) that has a reward, if no answer is right; an unknown score (NaN) is neither."""
+    wrong = [place for place, score in enumerate(scores) if score < 1 and not math.isnan(rewards[place])]
+    return wrong[-1] if wrong and not any(score >= 1 for score in scores) else None
+
+
 def without_others(rewards: Sequence[float], group_size: int, keep: Keep | None) -> list[float]:
     """The rewards of whole groups, NaN for answers that are not chosen: those are in no advantage, no divisor and no forward pass."""
     if keep is None:

@@ -1,12 +1,13 @@
 """Rollouts of one step, on rank 0: prompts → answers → scores → rewards → the groups to train on."""
 
+import json
 import math
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ from pedigree.configs.methods.reward_terms import EnvironmentReward
 from pedigree.configs.methods.training import Rlvr, Sampling
 from pedigree.data.chat.chat import Chat
 from pedigree.stages.job.job import Job, checkpoint_names
-from pedigree.stages.rlvr.group_selection import Choice, Cursor, choose, differ, solved, upcoming, without_others
+from pedigree.stages.rlvr.group_selection import (
+    Choice,
+    Cursor,
+    choose,
+    differ,
+    replaceable,
+    solved,
+    success,
+    upcoming,
+    without_others,
+)
 from pedigree.stages.rlvr.hints import hinted, hopeless
 from pedigree.stages.rlvr.kind import ROLLOUT_CHUNK
 from pedigree.stages.rlvr.rewarding import Rewarded, Rewards
@@ -50,6 +61,18 @@ class Rollout:
     cause: str = ""
     turns: SampledTurns | None = None
     """None without an environment."""
+    replayed: bool = False
+    """Whether an earlier step sampled it."""
+
+    def stored(self) -> str:
+        """For later steps, as JSON without the prompt."""
+        return json.dumps(asdict(replace(self, prompt={}, replayed=True)))
+
+    @classmethod
+    def restored(cls, text: str, prompt: Mapping[str, Any]) -> "Rollout":
+        given = json.loads(text)
+        turns = given["turns"] and SampledTurns(**given["turns"])
+        return cls(**{**given, "prompt": prompt, "answer": Generation(**given["answer"]), "turns": turns})
 
     @property
     def length(self) -> int:
@@ -79,13 +102,38 @@ class Group:
         return [one.reward for one in self.rollouts]
 
     @property
+    def scores(self) -> list[float]:
+        """By the verifier; NaN if unknown."""
+        return [one.score for one in self.rollouts]
+
+    @property
     def hopeless(self) -> bool:
-        return hopeless([one.score for one in self.rollouts])
+        return hopeless(self.scores)
 
     @property
     def pass_rate(self) -> float:
         """Mean verifier score of the answers that have one; 0 if none has."""
-        return mean(present([one.score for one in self.rollouts]))
+        return mean(present(self.scores))
+
+    @property
+    def success(self) -> Rollout | None:
+        place = success(self.scores, self.rewards)
+        return None if place is None else self.rollouts[place]
+
+    @property
+    def replays(self) -> bool:
+        return any(one.replayed for one in self.rollouts)
+
+    def replaying(self, stored: str | None) -> "list[Group]":
+        """This group with a stored success in place of its last wrong answer; none if there is none, the group has one of its own, or the
+        environment made another prompt of the row."""
+        place = replaceable(self.scores, self.rewards)
+        if stored is None or place is None:
+            return []
+        replaced = self.rollouts[place]
+        one = Rollout.restored(stored, replaced.prompt)
+        rollouts = [*self.rollouts[:place], one, *self.rollouts[place + 1 :]]
+        return [replace(self, rollouts=rollouts)] if one.prompt_ids == replaced.prompt_ids else []
 
     def informative(self, keep: Keep | None) -> bool:
         """Whether some answers are right and some wrong, by their verifier; where it gave no score, by their rewards. The rewards of those
@@ -102,11 +150,13 @@ class StepRollouts:
     """Answers grouped by prompt."""
     greedy: list[float] | None
     numbers: dict[str, float]
-    """Metrics of all answers of the step to prompts without a hint."""
+    """Metrics of all answers that the step sampled for prompts without a hint."""
     cursor: Cursor
     """Where the next step's prompts begin."""
     tokens: int
-    """Tokens of all answers."""
+    """Tokens of all answers that the step sampled."""
+    successes: dict[str, str]
+    """Prompt → a success that the step sampled, as `Rollout.stored`."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +171,8 @@ class Roller:
     chat: Chat
     job: Job
     environments: Environments | None = None
+    successes: dict[str, str] = field(default_factory=dict)
+    """As in `StepRollouts`, of all steps so far."""
 
     def step(self, cursor: Cursor, step: int) -> StepRollouts:
         """Roll out batches of prompts from a cursor on, until the step is complete."""
@@ -139,33 +191,42 @@ class Roller:
                 known = [bool(present(group.rewards)) for group in drawn]
                 choice = choose(informative, known, wanted, batches, resampling)
         groups = [drawn[number] for number in choice.kept]
-        unhinted = [own[0] for own in tries]
-        numbers = reward_numbers([rollout for group in unhinted for rollout in group.rollouts])
+        fresh, replays = [own[0] for own in tries], sum(group.replays for group in drawn)
+        numbers = reward_numbers([rollout for group in fresh for rollout in group.rollouts])
         if self.config.hints is not None:
-            numbers["hopeless_groups"] = float(sum(group.hopeless for group in unhinted))
-            numbers["hinted_groups"] = float(sum(group is not own for group, own in zip(drawn, unhinted, strict=True)))
+            numbers["hopeless_groups"] = float(sum(group.hopeless for group in fresh))
+            numbers["hinted_groups"] = float(sum(group is not own for group, own in zip(drawn, fresh, strict=True)) - replays)
+        successes = dict[str, str]()
+        if self.config.replay_successes:
+            numbers["replayed_answers"] = float(sum(group.replays for group in groups))
+            found = [group.success for group in fresh]
+            successes = {one.prompt["id"]: one.stored() for one in found if one is not None}
+            self.successes.update(successes)
         if resampling is not None:
             numbers |= {"generated_batches": float(batches), "resampled_prompts": float(len(drawn) - wanted)}
         threshold = self.config.no_resampling_pass_rate
-        pass_rates = {places[number][1]: unhinted[number].pass_rate for number in range(choice.used)}
+        pass_rates = {places[number][1]: fresh[number].pass_rate for number in range(choice.used)}
         set_aside = solved(cursor.set_aside, pass_rates, threshold, len(self.prompts), wanted)
         if threshold is not None:
             numbers["set_aside_prompts"] = float(len(set_aside))
         greedy = None
         if self.config.algorithm.advantage == "greedy":
             greedy = [group.greedy for group in groups]
-            numbers["greedy_reward"] = mean(present([group.greedy for group in unhinted]))
+            numbers["greedy_reward"] = mean(present([group.greedy for group in fresh]))
         return StepRollouts(
             rollouts=[rollout for group in groups for rollout in group.rollouts],
             greedy=greedy,
             numbers=numbers,
             cursor=Cursor(places[choice.used - 1][0] + 1, set_aside),
-            tokens=sum(rollout.length for own in tries for group in own for rollout in group.rollouts),
+            tokens=sum(rollout.length for own in tries for group in own if not group.replays for rollout in group.rollouts),
+            successes=successes,
         )
 
     def _tries(self, batch: list[Prompt], step: int, record: AnswerLog | None) -> list[list[Group]]:
-        """For each prompt its group, and after it those with the hints that were tried: all but the last are hopeless."""
-        tries = [[group] for group in self.roll_out(batch, step, record)]
+        """For each prompt its group, and after it that with a stored success, or those with the hints that were tried: of these all but the
+        last are hopeless."""
+        groups = self.roll_out(batch, step, record)
+        tries = [[group, *group.replaying(self.successes.get(row["id"]))] for (row, _), group in zip(batch, groups, strict=True)]
         coming = [hinted(row, self.config, self.chat) for row, _ in batch]
         while asked := {
             place: prompt for place, own in enumerate(tries) if own[-1].hopeless and (prompt := next(coming[place], None)) is not None

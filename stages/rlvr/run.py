@@ -4,8 +4,8 @@ One step: prompts → rollouts of the current weights → verified rewards → g
 sampler. The algorithms are in `configs/methods/policy_gradient.py`, the rollouts in `rolling.py`, when they are made in
 `pacing.py`, the choice of groups in `group_selection.py`, the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and broadcasts the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
-rollouts with seeds from (seed, step, prompt id, index): the step's number, its position in the order of prompts and the prompts set aside
-are the only data state.
+rollouts with seeds from (seed, step, prompt id, index): the step's number, its position in the order of prompts, the prompts set aside and
+the successes to replay are the only data state.
 
 A reward that cannot be computed is missing, never 0.
 """
@@ -28,7 +28,7 @@ from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.group_selection import Cursor, without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
 from pedigree.stages.rlvr.hints import refuse_unhinted
-from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale
+from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale, staleness
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
@@ -47,6 +47,7 @@ from pedigree.stages.verifiers import Verifying
 
 COUNTED = (
     "informative_groups", "trained_tokens", "missing_rewards", "generated_batches", "resampled_prompts", "hopeless_groups", "hinted_groups",
+    "replayed_answers",
 )  # fmt: skip
 """Metrics whose sums over all steps are metrics of the run."""
 BEGINNING = {"step": 0, "position": 0, "updates": 0, "counted": {}, "rewards": [], "gaps": [], "shown": []}
@@ -68,12 +69,11 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         open_environments(config.environment, [row for row, _ in prompts], [chat], job) as environments,
         rollout_sampler(policy.payload, config, job) as engines,
     ):
-        roller = Roller(engines, verifying, rewards, prompts, config, chat, job, environments) if engines and rewards else None
         learner = make_learner(config, inputs, chat, job)
         trainer = learner.trainer
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state: dict[str, Any] = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
-        state.setdefault("recent", [state["updates"]])
+        state = {"recent": [state["updates"]], "successes": {}} | state
         if rewards:
             rewards.resume(state.get("raters", {}))
         if state["updates"]:
@@ -81,7 +81,9 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         if config.asynchronous and config.asynchronous.max_staleness and config.asynchronous.in_flight and TIMED not in job.marks:
             job.note(TIMED)
         note_other_weights(config, job, state["step"])
-        cursor = Cursor(state["position"], state.get("set_aside", ()))
+        cursor, roller = Cursor(state["position"], state.get("set_aside", ())), None
+        if engines and rewards:
+            roller = Roller(engines, verifying, rewards, prompts, config, chat, job, environments, {**state["successes"]})
         with open_pace(roller, trainer, config, state["step"], cursor) as pace:
             for step in range(state["step"], config.steps):
                 clock = Clock(engines)
@@ -89,8 +91,9 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                     rolled = cast(StepRollouts, trainer.broadcast(pace.take(cursor, step)))
                 rollouts, cursor = rolled.rollouts, rolled.cursor
                 refuse_unrewarded(rollouts, step)
-                lag = refuse_stale([rollout.answer for rollout in rollouts], state["recent"], max_staleness(config), step)
-                learning = replace(learner, max_gap=math.inf) if lag else learner
+                fresh, replayed = ([one.answer for one in rollouts if one.replayed == old] for old in (False, True))
+                lag = refuse_stale(fresh, state["recent"], max_staleness(config), step)
+                learning = replace(learner, max_gap=math.inf) if lag or replayed else learner
                 samples = training_samples(rollouts, config)
                 job.doing("training")
                 done = update_policy(learning, samples, config.samples_per_prompt, step, state["memory"], rolled.greedy)
@@ -102,6 +105,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 pace.done(step + 1)
 
                 numbers = rolled.numbers | done.metrics | ({"staleness": lag} if config.asynchronous else {}) | clock.idle()
+                numbers |= {"replay_staleness": staleness(replayed, state["updates"])} if replayed else {}
                 numbers |= trainer.paces.slowest()
                 speed = rolled.tokens / clock.seconds
                 job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
@@ -137,6 +141,7 @@ def state_after(state: dict[str, Any], rolled: StepRollouts, done: UpdateResult,
         "gaps": [*state["gaps"], numbers["logprob_gap"]],
         "shown": state["shown"] + shown,
         "memory": done.state,
+        "successes": state["successes"] | rolled.successes,
     }
 
 

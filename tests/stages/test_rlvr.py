@@ -296,6 +296,44 @@ def test_prompts_that_no_answer_solves_are_trained_on_with_the_hint_that_solves_
     assert all(row["id"].endswith("/hint-2") and row["messages"][-1]["content"].endswith("\n\nHint: It is 7.") for row in shown)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_failed_groups_train_on_a_stored_success_and_a_resumed_run_replays_the_same(inputs, policy, tmp_path, monkeypatch, ahead):
+    """Half of the answers are right by the first weights, and none by later ones. Rolled out ahead, two steps have the first weights."""
+    chat, loaded, fails_at = Chat(policy.payload), [0], [math.inf]
+
+    def answer(place: int, request: Request) -> Generation:
+        if loaded[-1] >= fails_at[0]:
+            raise StageError("lost")
+        text = "7" if loaded[-1] == 0 and request.seed % 2 else "12"
+        ids = [*chat.response_ids(text), chat.eos_id]
+        return Generation(ids, [-5.0] * len(ids), "stop", loaded[-1])
+
+    always = engine(answer, update=lambda part: loaded.append(part.version))
+    monkeypatch.setattr(handover, "open_sampler", lambda *_, **__: nullcontext(always))
+    monkeypatch.setattr(handover, "WarmEngines", lambda *_: nullcontext())
+    monkeypatch.setattr(handover, "open_engines", lambda *_: nullcontext([always]))
+    rows = [prompt(number, {"name": "arithmetic", "answer": "7"}) for number in range(4)]
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", rows)}}
+    fields = FIELDS | {"algorithm": {"type": "grpo", "kl": None, "correction": {}}, "max_logprob_gap": 100.0, "replay_successes": True}
+    fields |= {"replay": "recorded", "asynchronous": {"in_flight": False}} if ahead else {}
+
+    def run(folder: Path) -> dict[str, Any]:
+        loaded[:] = [0]
+        return models.run(folder, "rlvr", fields, given, ONE_THREAD, checkpoint_every_steps=1)
+
+    done, fails_at[0] = run(tmp_path / "whole"), 2 if ahead else 3  # as the last step begins
+    assert done["ok"] and done["metrics"]["replayed_answers"] == 4 * (2 if ahead else 3), done
+    found = curve(a_job(tmp_path / "whole"))
+    assert [(row["reward"] > 0, row["replayed_answers"], row["informative_groups"]) for row in found[-2:]] == [(False, 4, 4)] * 2
+    assert [row.get("replay_staleness") for row in found] == [None, *([None, 2, 3] if ahead else [1, 2, 3])]
+    assert all(row["grad_norm"] > 0 for row in found)
+    assert not run(tmp_path / "job")["ok"]
+    lost, fails_at[0] = fails_at[0], math.inf
+    again = run(tmp_path / "job")
+    assert again["ok"] and again["resumed_from"] == f"step-00000{lost}" and again["metrics"] == done["metrics"], again
+    assert weights(tmp_path / "job") == weights(tmp_path / "whole")
+
+
 @pytest.mark.slow
 def test_a_sampler_that_keeps_its_weights_is_refused_at_the_next_step_where_log_probs_cannot_tell(
     inputs, tmp_path, monkeypatch, shared_engines
