@@ -1,0 +1,129 @@
+"""Clusters whose jobs `tests/chaos.py` disturbs, and what happens in them to jobs, nodes and schedulers."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import ray_cluster
+import slurm_cluster
+from waiting import until
+
+ADDRESS = "http://127.0.0.1:8265"
+"""In the profile `ray`."""
+
+
+class Cluster(Protocol):
+    name: str
+    """Of its launcher, and of its profile."""
+    address: str
+    """What takes the place of ADDRESS in the profile."""
+    harms: Mapping[str, Callable[[random.Random], bool]]
+    """What may happen in it; each returns whether there was anything to harm."""
+
+    def stop(self) -> None: ...
+
+
+class Slurm:
+    name, address = "slurm", ADDRESS
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "slurm").mkdir()
+        self.cluster = slurm_cluster.Cluster(folder / "slurm")
+        self.cluster.start()
+        os.environ.update(self.cluster.environment)
+        self.harms = {
+            "job killed in Slurm": self.kill_a_job,
+            "node drained": self.drain,
+            "node lost": self.lose_a_node,
+            "controller restarted": self.restart_the_controller,
+        }
+
+    def stop(self) -> None:
+        self.cluster.ask("scancel", "--me")
+        self.cluster.stop()
+
+    def running(self, rng: random.Random) -> list[str]:
+        """Number and node of a job that runs; nothing if there is none."""
+        listed = self.cluster.ask("squeue", "--noheader", "--me", "--states=RUNNING", "--format=%A %N").splitlines()
+        return rng.choice(listed).split() if listed else []
+
+    def kill_a_job(self, rng: random.Random) -> bool:
+        """The whole job, which counts as canceled, or its script alone."""
+        if job := self.running(rng):
+            self.cluster.ask("scancel", "--signal=KILL", *rng.choice([[], ["--batch"]]), job[0])
+        return bool(job)
+
+    def drain(self, rng: random.Random) -> bool:
+        """A job's node, or all: the job goes on, or is killed and waits for another node."""
+        if job := self.running(rng):
+            with self.cluster.drained(*rng.choice([job[1:], slurm_cluster.NODES])):
+                if rng.randrange(2):
+                    self.cluster.ask("scancel", "--signal=KILL", "--batch", job[0])
+                pause(rng)
+        return bool(job)
+
+    def lose_a_node(self, rng: random.Random) -> bool:
+        if job := self.running(rng):
+            with self.cluster.lost_node(job[1]):
+                until(lambda: "down" in self.cluster.ask("sinfo", "--noheader", f"--nodes={job[1]}", "--format=%T"))
+        return bool(job)
+
+    def restart_the_controller(self, rng: random.Random) -> bool:
+        with self.cluster.without_controller():
+            pause(rng)
+        return True
+
+
+class Ray:
+    name = "ray"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cluster = folder, ray_cluster.Cluster()
+        self.cluster.start()
+        self.address = self.cluster.address
+        self.harms = {"job killed in Ray": self.kill_a_job, "node lost": self.lose_a_node, "head restarted": self.restart_the_head}
+
+    def stop(self) -> None:
+        self.cluster.stop()
+
+    def kill_a_job(self, rng: random.Random) -> bool:
+        """The entry point of one, as Ray starts it on the head node."""
+        if drivers := self.drivers():
+            os.kill(rng.choice(drivers), signal.SIGKILL)
+        return bool(drivers)
+
+    def drivers(self) -> list[int]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if len(words) > 2 and words[1].endswith(b"/ray_driver.py") and words[1].startswith(bytes(self.folder)):
+                    found.append(int(folder.name))
+        return found
+
+    def lose_a_node(self, rng: random.Random) -> bool:
+        self.cluster.kill(ray_cluster.SECOND)
+        pause(rng)
+        self.cluster.start_second()
+        return True
+
+    def restart_the_head(self, rng: random.Random) -> bool:
+        """Ray forgets all jobs."""
+        self.cluster.kill(ray_cluster.HEAD_NODE)
+        pause(rng)
+        self.cluster.start_head()
+        self.cluster.start_second()
+        return True
+
+
+CLUSTERS: dict[str, Callable[[Path], Cluster]] = {"slurm": Slurm, "ray": Ray}
+
+
+def pause(rng: random.Random) -> None:
+    """What is harmed stays so for a random while."""
+    time.sleep(rng.uniform(1.0, 8.0))  # nothing is waited for
