@@ -386,7 +386,7 @@ def one_chain(
             run = Run(project, until)
         if not plan:
             run.process.wait(timeout=PATIENCE_S)
-        elif plan[-1].startswith("change: "):
+        elif plan[0].startswith("change: "):
             run = disturb(run, plan, rng, tally, say, changes)
         elif struck := strike(run, plan, rng):
             for planned in struck:
@@ -395,22 +395,22 @@ def one_chain(
                 say(f"{tally.kills.total():3d}  {planned}")
             run = resume(run, tally, until)
         else:
-            plan.insert(0, plan.pop())  # what this chain did not come by, the next one may
+            plan.append(plan.pop(0))  # what this chain did not come by, the next one may
 
 
 def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Callable[[str], None], changes: Mapping[str, Change]) -> Run:
-    """Makes the last change of the plan, at a random instant while a job is at work; returns the run to go on with."""
+    """Makes the next change of the plan, at a random instant while a job is at work; returns the run to go on with."""
     if not comes_to_a_random_instant(run, rng, run.jobs):
-        plan.insert(0, plan.pop())
+        plan.append(plan.pop(0))
         return run
-    planned = plan.pop()
+    planned = plan.pop(0)
     try:
         run = changes[planned.removeprefix("change: ")](run, rng)
     except NotHere:
         tally.left_out[planned] += 1
         return run
     except NotNow:
-        plan.insert(0, planned)
+        plan.append(planned)
         return run
     tally.kills[planned] += 1
     say(f"{tally.kills.total():3d}  {planned}")
@@ -418,12 +418,12 @@ def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Ca
 
 
 def strike(run: Run, plan: list[str], rng: random.Random) -> list[str]:
-    """Kills as the plan says at its end; returns what of it came about: nothing when the command had ended by itself before."""
-    kind, _, name = plan[-1].partition(": ")
+    """Kills as the plan says next; returns what of it came about: nothing when the command had ended by itself before."""
+    kind, _, name = plan[0].partition(": ")
     if kind == "point":
         return strike_at_a_point(run, plan, rng)
     there = comes_to_a_random_instant(run, rng, lambda: name == "orchestrator" or run.jobs())
-    return [plan[-1]] if there and run.kill(name, rng) else []
+    return [plan[0]] if there and run.kill(name, rng) else []
 
 
 def comes_to_a_random_instant(run: Run, rng: random.Random, when: Callable[[], object]) -> bool:
