@@ -73,7 +73,7 @@ tiny: setup ## Runs the whole chain on a model of random weights
 
 N ?= 100
 LAUNCHER ?= local
-chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run (LAUNCHER=slurm|ray: in such a cluster)
+chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run (LAUNCHER=slurm: in a Slurm)
 	PYTHONPATH=.:tests/pipelines python tests/chaos.py --kills $(N) --launcher $(LAUNCHER)
 
 bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo: some of training; PEERS: see decontamination.py)

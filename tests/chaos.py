@@ -28,7 +28,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import waiting
-from chaos_clusters import ADDRESS, CLUSTERS, Cluster
+from chaos_clusters import CLUSTERS, Cluster
 from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
@@ -472,8 +472,7 @@ def chaos_project(folder: Path, cluster: Cluster | None = None) -> Path:
     project = fresh_project(folder)
     profile = (project / "configs/execution" / f"{cluster.name if cluster else 'cpu'}.yaml").read_text()
     assert PROFILE in profile
-    text = profile.replace(PROFILE, f"{PROFILE}, {PLACEMENT}").replace(ADDRESS, cluster.address if cluster else ADDRESS)
-    (project / "configs/execution/chaos.yaml").write_text(text)
+    (project / "configs/execution/chaos.yaml").write_text(profile.replace(PROFILE, f"{PROFILE}, {PLACEMENT}"))
     recipe = project / "configs/recipes" / f"{RECIPE}.yaml"
     commit = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
     text = recipe.read_text()

@@ -2,26 +2,18 @@
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import ray_cluster
 import slurm_cluster
 from waiting import until
-
-ADDRESS = "http://127.0.0.1:8265"
-"""In the profile `ray`."""
 
 
 class Cluster(Protocol):
     name: str
     """Of its launcher, and of its profile."""
-    address: str
-    """What takes the place of ADDRESS in the profile."""
     harms: Mapping[str, Callable[[random.Random], bool]]
     """What may happen in it; each returns whether there was anything to harm."""
 
@@ -29,7 +21,7 @@ class Cluster(Protocol):
 
 
 class Slurm:
-    name, address = "slurm", ADDRESS
+    name = "slurm"
 
     def __init__(self, folder: Path) -> None:
         (folder / "slurm").mkdir()
@@ -79,49 +71,7 @@ class Slurm:
         return True
 
 
-class Ray:
-    name = "ray"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.cluster = folder, ray_cluster.Cluster()
-        self.cluster.start()
-        self.address = self.cluster.address
-        self.harms = {"job killed in Ray": self.kill_a_job, "node lost": self.lose_a_node, "head restarted": self.restart_the_head}
-
-    def stop(self) -> None:
-        self.cluster.stop()
-
-    def kill_a_job(self, rng: random.Random) -> bool:
-        """The entry point of one, as Ray starts it on the head node."""
-        if drivers := self.drivers():
-            os.kill(rng.choice(drivers), signal.SIGKILL)
-        return bool(drivers)
-
-    def drivers(self) -> list[int]:
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                if len(words) > 2 and words[1].endswith(b"/ray_driver.py") and words[1].startswith(bytes(self.folder)):
-                    found.append(int(folder.name))
-        return found
-
-    def lose_a_node(self, rng: random.Random) -> bool:
-        self.cluster.kill(ray_cluster.SECOND)
-        pause(rng)
-        self.cluster.start_second()
-        return True
-
-    def restart_the_head(self, rng: random.Random) -> bool:
-        """Ray forgets all jobs."""
-        self.cluster.kill(ray_cluster.HEAD_NODE)
-        pause(rng)
-        self.cluster.start_head()
-        self.cluster.start_second()
-        return True
-
-
-CLUSTERS: dict[str, Callable[[Path], Cluster]] = {"slurm": Slurm, "ray": Ray}
+CLUSTERS: dict[str, Callable[[Path], Cluster]] = {"slurm": Slurm}
 
 
 def pause(rng: random.Random) -> None:

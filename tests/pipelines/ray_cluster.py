@@ -27,7 +27,7 @@ PACKAGES = (
     "pyasn1-modules==0.4.2", "smart-open==9.0.2",
 )  # fmt: skip
 """Of `ray[default]`, what the lock does not have."""
-HEAD_NODE, SECOND = "head", "second"
+SECOND = "second"
 HEAD = {"node:__internal_head__": 0.1}
 """A resource that every head node has."""
 CPUS = 2
@@ -61,20 +61,11 @@ class Cluster:
         }
         gcs, dashboard, clients = free_ports(3)
         self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
-        self._head = (
-            "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        self._node(
+            "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
             f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
         )  # fmt: skip
-        self.start_head()
-        self.start_second()
-
-    def start_head(self) -> None:
-        """Also after `kill`, which it knows nothing of."""
-        self._node(HEAD_NODE, *self._head)
-        until(self.nodes, 120, alive=lambda: self._nodes[HEAD_NODE].poll() is None)
-
-    def start_second(self) -> None:
-        """Also after `kill`; one that has lost its head is started anew."""
+        until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
 
         def joined() -> bool:
             if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
