@@ -28,7 +28,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import waiting
-from chaos_clusters import CLUSTERS, Cluster
+from chaos_clusters import CLUSTERS, Slurm
 from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
@@ -284,7 +284,7 @@ def chaos(
     until: str | None,
     quiet: dict[str, str] | None,
     say: Callable[[str], None],
-    cluster: Cluster | None = None,
+    cluster: Slurm | None = None,
 ) -> Tally:
     """Runs as many chains as it takes to place all disturbances.
 
@@ -467,7 +467,7 @@ def resume(run: Run, tally: Tally, until: str | None) -> Run:
     return again
 
 
-def chaos_project(folder: Path, cluster: Cluster | None = None) -> Path:
+def chaos_project(folder: Path, cluster: Slurm | None = None) -> Path:
     """A project whose profile `chaos` is `cpu`, or the cluster's, with a checkpoint every other step and no pauses for long."""
     project = fresh_project(folder)
     profile = (project / "configs/execution" / f"{cluster.name if cluster else 'cpu'}.yaml").read_text()

@@ -3,37 +3,29 @@
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import slurm_cluster
 from waiting import until
 
 
-class Cluster(Protocol):
-    name: str
-    """Of its launcher, and of its profile."""
-    harms: Mapping[str, Callable[[random.Random], bool]]
-    """What may happen in it; each returns whether there was anything to harm."""
-
-    def stop(self) -> None: ...
-
-
 class Slurm:
     name = "slurm"
+    """Of its launcher, and of its profile."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "slurm").mkdir()
         self.cluster = slurm_cluster.Cluster(folder / "slurm")
         self.cluster.start()
         os.environ.update(self.cluster.environment)
-        self.harms = {
+        self.harms: dict[str, Callable[[random.Random], bool]] = {
             "job killed in Slurm": self.kill_a_job,
             "node drained": self.drain,
             "node lost": self.lose_a_node,
             "controller restarted": self.restart_the_controller,
         }
+        """What may happen in it; each returns whether there was anything to harm."""
 
     def stop(self) -> None:
         self.cluster.ask("scancel", "--me")
@@ -71,7 +63,7 @@ class Slurm:
         return True
 
 
-CLUSTERS: dict[str, Callable[[Path], Cluster]] = {"slurm": Slurm}
+CLUSTERS = {"slurm": Slurm}
 
 
 def pause(rng: random.Random) -> None:
