@@ -64,16 +64,17 @@ style: setup
 docs: setup ## Builds the documentation as a site in site/ and checks its links
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
-demo: setup ## Post-trains a real model from end to end and writes its report
-	pedigree run demo
+demo: setup ## Post-trains a real model from end to end and writes its report (ARGS="--execution slurm": as jobs of a cluster)
+	pedigree run demo $(ARGS)
 	pedigree report demo
 
 tiny: setup ## Runs the whole chain on a model of random weights
 	pedigree run tiny
 
 N ?= 100
-chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run
-	PYTHONPATH=. python tests/chaos.py --kills $(N)
+LAUNCHER ?= local
+chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run (LAUNCHER=slurm: in a Slurm)
+	PYTHONPATH=.:tests/pipelines python tests/chaos.py --kills $(N) --launcher $(LAUNCHER)
 
 bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo: some of training; PEERS: see decontamination.py)
 	$(if $(ONLY),,python -m benchmarks.decontamination $(PEERS))

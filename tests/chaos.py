@@ -1,12 +1,12 @@
 """Kills and disturbs a recipe's run again and again, at named points and at random instants, and compares what comes out with a
 quiet run.
 
-    python tests/chaos.py --kills 100 --seed 1
+    python tests/chaos.py --kills 100 --seed 1 --launcher slurm
 
 A kill is SIGKILL: of the orchestrator, of a job, of one process of a job (a rank, the engine), of everything at once (a reboot),
 or of whichever process comes by a named point (`data/host/faults.py`). A change is what else happens to a project that is at work: the
-functions in `CHANGES`. After it the same command is typed again. Ends with exit code 1 if any artifact's content differs from the quiet
-run's, or DVC finds anything stale.
+functions in `CHANGES` or, where a cluster runs the jobs, what happens in it (`chaos_clusters.py`). After it the same command is typed
+again. Ends with exit code 1 if any artifact's content differs from the quiet run's, whose jobs are local, or DVC finds anything stale.
 """
 
 import argparse
@@ -21,13 +21,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
 import waiting
+from chaos_clusters import CLUSTERS, Slurm
 from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
@@ -52,7 +53,7 @@ PATIENCE_S = 600.0
 MOST_FAILURES = 10
 """So often in a row the command may fail without having been disturbed in between."""
 PROFILE = "\nplacement: {slots: 1"
-PLACEMENT, LOCAL = "checkpoint_every_steps: 2, retries: 100", "{type: local}"
+PLACEMENT = "checkpoint_every_steps: 2, retries: 100"
 EDIT = ("    epochs: 2\n", "    epochs: 3\n")
 """What the recipe says, and what it says for a while."""
 DISK = "1500m"
@@ -156,6 +157,14 @@ class NotHere(Exception):
     """This machine does not allow it."""
 
 
+class NotNow(Exception):
+    """Nothing is there that it could happen to."""
+
+
+Change = Callable[[Run, random.Random], Run]
+"""Returns the run to go on with."""
+
+
 def pause(rng: random.Random, shortest: float, longest: float) -> None:
     """What is disturbed goes on for a random while, which is the point of it."""
     time.sleep(rng.uniform(shortest, longest))  # nothing is waited for
@@ -246,7 +255,18 @@ def lose_the_server(run: Run, rng: random.Random) -> Run:
             server.kill()
 
 
-CHANGES = {
+def happens(harm: Callable[[random.Random], bool]) -> Change:
+    """What happens in a cluster."""
+
+    def change(run: Run, rng: random.Random) -> Run:
+        if not harm(rng):
+            raise NotNow
+        return run
+
+    return change
+
+
+CHANGES: dict[str, Change] = {
     "recipe edit": edit_the_recipe,
     "branch checkout": check_out_a_branch,
     "two runners": run_twice,
@@ -264,7 +284,7 @@ def chaos(
     until: str | None,
     quiet: dict[str, str] | None,
     say: Callable[[str], None],
-    launcher: str = LOCAL,
+    cluster: Slurm | None = None,
 ) -> Tally:
     """Runs as many chains as it takes to place all disturbances.
 
@@ -275,9 +295,10 @@ def chaos(
         until: a stage at which the chains end; None for whole chains.
         quiet: contents by stage of an undisturbed run; None to make one.
         say: called with lines on what happens.
-        launcher: of the chains' jobs; those of the quiet run are local.
+        cluster: runs the chains' jobs; those of the quiet run are local.
     """
     rng, tally = random.Random(seed), Tally()
+    changes: Mapping[str, Change] = CHANGES if cluster is None else {name: happens(harm) for name, harm in cluster.harms.items()}
     if quiet is None:
         project = chaos_project(folder / "quiet")
         began = time.monotonic()
@@ -293,8 +314,8 @@ def chaos(
         placed.append(tally.kills.total())
         tally.chains += 1
         with small_disk(folder / f"disk-{tally.chains}") as disk:
-            project = chaos_project(disk / f"chain-{tally.chains}", launcher)
-            one_chain(project, plan, rng, until, tally, say)
+            project = chaos_project(disk / f"chain-{tally.chains}", cluster)
+            one_chain(project, plan, rng, until, tally, say, changes)
             made = contents(project)
             wrong = sorted(name for name in quiet.keys() & made.keys() if made[name] != quiet[name])
             missing = sorted(set() if until else quiet.keys() - made.keys())
@@ -305,12 +326,12 @@ def chaos(
     return tally
 
 
-def disturbances(count: int, until: str | None) -> list[str]:
+def disturbances(count: int, until: str | None, changes: Iterable[str] = CHANGES) -> list[str]:
     """So many of them, of every kind in turn: each once before any comes again."""
     kinds = (
         [f"point: {name}" for name in points_before(until)],
         [f"instant: {name}" for name in VICTIMS],
-        [f"change: {name}" for name in CHANGES],
+        [f"change: {name}" for name in changes],
     )
     once = [name for row in zip_longest(*kinds) for name in row if name]
     return [*once, *(kind[i % len(kind)] for i in range(count) for kind in kinds)][:count]
@@ -344,7 +365,15 @@ def small_disk(folder: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def one_chain(project: Path, plan: list[str], rng: random.Random, until: str | None, tally: Tally, say: Callable[[str], None]) -> None:
+def one_chain(
+    project: Path,
+    plan: list[str],
+    rng: random.Random,
+    until: str | None,
+    tally: Tally,
+    say: Callable[[str], None],
+    changes: Mapping[str, Change],
+) -> None:
     """Types the command until the chain is whole, and kills it while the plan says so."""
     run, failures, placed = Run(project, until), 0, tally.kills.total()
     while True:
@@ -357,8 +386,8 @@ def one_chain(project: Path, plan: list[str], rng: random.Random, until: str | N
             run = Run(project, until)
         if not plan:
             run.process.wait(timeout=PATIENCE_S)
-        elif plan[-1].startswith("change: "):
-            run = disturb(run, plan, rng, tally, say)
+        elif plan[0].startswith("change: "):
+            run = disturb(run, plan, rng, tally, say, changes)
         elif struck := strike(run, plan, rng):
             for planned in struck:
                 plan.remove(planned)
@@ -366,19 +395,22 @@ def one_chain(project: Path, plan: list[str], rng: random.Random, until: str | N
                 say(f"{tally.kills.total():3d}  {planned}")
             run = resume(run, tally, until)
         else:
-            plan.insert(0, plan.pop())  # what this chain did not come by, the next one may
+            plan.append(plan.pop(0))  # what this chain did not come by, the next one may
 
 
-def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Callable[[str], None]) -> Run:
-    """Makes the last change of the plan, at a random instant while a job is at work; returns the run to go on with."""
+def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Callable[[str], None], changes: Mapping[str, Change]) -> Run:
+    """Makes the next change of the plan, at a random instant while a job is at work; returns the run to go on with."""
     if not comes_to_a_random_instant(run, rng, run.jobs):
-        plan.insert(0, plan.pop())
+        plan.append(plan.pop(0))
         return run
-    planned = plan.pop()
+    planned = plan.pop(0)
     try:
-        run = CHANGES[planned.removeprefix("change: ")](run, rng)
+        run = changes[planned.removeprefix("change: ")](run, rng)
     except NotHere:
         tally.left_out[planned] += 1
+        return run
+    except NotNow:
+        plan.append(planned)
         return run
     tally.kills[planned] += 1
     say(f"{tally.kills.total():3d}  {planned}")
@@ -386,12 +418,12 @@ def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Ca
 
 
 def strike(run: Run, plan: list[str], rng: random.Random) -> list[str]:
-    """Kills as the plan says at its end; returns what of it came about: nothing when the command had ended by itself before."""
-    kind, _, name = plan[-1].partition(": ")
+    """Kills as the plan says next; returns what of it came about: nothing when the command had ended by itself before."""
+    kind, _, name = plan[0].partition(": ")
     if kind == "point":
         return strike_at_a_point(run, plan, rng)
     there = comes_to_a_random_instant(run, rng, lambda: name == "orchestrator" or run.jobs())
-    return [plan[-1]] if there and run.kill(name, rng) else []
+    return [plan[0]] if there and run.kill(name, rng) else []
 
 
 def comes_to_a_random_instant(run: Run, rng: random.Random, when: Callable[[], object]) -> bool:
@@ -435,12 +467,12 @@ def resume(run: Run, tally: Tally, until: str | None) -> Run:
     return again
 
 
-def chaos_project(folder: Path, launcher: str = LOCAL) -> Path:
-    """A project whose profile `chaos` is `cpu` with a checkpoint every other step and no pauses for long."""
+def chaos_project(folder: Path, cluster: Slurm | None = None) -> Path:
+    """A project whose profile `chaos` is `cpu`, or the cluster's, with a checkpoint every other step and no pauses for long."""
     project = fresh_project(folder)
-    cpu = (project / "configs/execution/cpu.yaml").read_text()
-    assert PROFILE in cpu
-    (project / "configs/execution/chaos.yaml").write_text(cpu.replace(PROFILE, f"{PROFILE}, {PLACEMENT}, launcher: {launcher}"))
+    profile = (project / "configs/execution" / f"{cluster.name if cluster else 'cpu'}.yaml").read_text()
+    assert PROFILE in profile
+    (project / "configs/execution/chaos.yaml").write_text(profile.replace(PROFILE, f"{PROFILE}, {PLACEMENT}"))
     recipe = project / "configs/recipes" / f"{RECIPE}.yaml"
     commit = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
     text = recipe.read_text()
@@ -457,11 +489,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--until", help="stage at which the chains end")
+    parser.add_argument("--launcher", choices=["local", *CLUSTERS], default="local", help="of the jobs; it gets a cluster of its own")
     asked = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, ExitStack() as started:
         os.environ["PEDIGREE_SLOTS"] = f"{folder}/slots"  # the clones share these, and nobody else does
-        planned = disturbances(asked.kills, asked.until)
-        tally = chaos(Path(folder), planned, asked.seed, asked.until, None, lambda line: print(line, flush=True))
+        cluster = CLUSTERS[asked.launcher](Path(folder)) if asked.launcher in CLUSTERS else None
+        if cluster:
+            started.callback(cluster.stop)
+        planned = disturbances(asked.kills, asked.until, cluster.harms if cluster else CHANGES)
+        tally = chaos(Path(folder), planned, asked.seed, asked.until, None, lambda line: print(line, flush=True), cluster)
     print("\n".join(tally.lines()))
     if tally.different:
         print(f"different from the quiet run, missing or stale: {', '.join(tally.different)}")

@@ -32,9 +32,10 @@ def pin_threads(root: Path, threads: int = 2) -> None:
         root: the project.
         threads: of a job that computes, which takes as many slots.
     """
-    profile = root / "configs" / "execution" / "cpu.yaml"
-    text = profile.read_text().replace("\nslots: auto", "\nslots: 2")
-    profile.write_text(text.replace(": auto", f": {threads}"))
+    for name in ("cpu", "slurm", "ray"):
+        profile = root / "configs" / "execution" / f"{name}.yaml"
+        text = profile.read_text().replace("\nslots: auto", "\nslots: 2")
+        profile.write_text(text.replace(": auto", f": {threads}"))
 
 
 def environment() -> dict[str, str]:

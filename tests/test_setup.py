@@ -132,6 +132,12 @@ def test_an_environment_moved_to_a_path_with_a_blank_has_commands(tmp_path: Path
         assert f'"file://{new}"'.replace(" ", "%20") in (old / origin.relative_to(tmp_path / "clone")).read_text()
 
 
+def test_the_demo_takes_options_of_run() -> None:
+    make = ["make", "--dry-run", "--assume-old=setup", "demo", "ARGS=--execution slurm"]
+    shown = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-2:] == ["pedigree run demo --execution slurm", "pedigree report demo"]
+
+
 def test_uv_looks_where_pip_does() -> None:
     listed = (
         "global.extra-index-url='https://a.example/simple https://b.example/simple'\n"

@@ -56,6 +56,12 @@ def test_every_shipped_profile_is_valid(root):
         Execution.model_validate(fitted(read_document(path).value, cores=3, memory=None))
 
 
+@pytest.mark.parametrize("name", ["slurm", "ray"])
+def test_the_profile_for_a_cluster_is_that_for_cpus_with_its_launcher(root, name):
+    cpu, other = (read_document(root / "configs" / "execution" / f"{each}.yaml").value for each in ("cpu", name))
+    assert other["placement"].pop("launcher")["type"] == name and other == cpu
+
+
 GIB = 1 << 30
 
 

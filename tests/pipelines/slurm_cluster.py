@@ -130,13 +130,14 @@ class Cluster:
         return set(self.ask("sinfo", "--noheader", "--format=%T").split()) == {"idle"}
 
     @contextmanager
-    def drained(self) -> Iterator[None]:
-        """No node takes a job."""
-        self.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
+    def drained(self, *nodes: str) -> Iterator[None]:
+        """The nodes, by default all, take no job."""
+        names = ",".join(nodes or NODES)
+        self.ask("scontrol", "update", f"nodename={names}", "state=drain", "reason=test")
         try:
             yield
         finally:
-            self.ask("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
+            self.ask("scontrol", "update", f"nodename={names}", "state=resume")
             until(lambda: "drain" not in self.ask("sinfo", "--noheader", "--format=%T"))
 
     @contextmanager

@@ -142,5 +142,5 @@ def test_every_engine_of_a_declaration_is_known():
 
 @pytest.mark.parametrize("name", ["huge", "missing/huge.yaml"])
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"huge\.yaml: there is no profile 'huge'; available: cpu, gpu, gpu8$"):
+    with pytest.raises(ConfigError, match=r"huge\.yaml: there is no profile 'huge'; available: cpu, gpu, gpu8, ray, slurm$"):
         opening.load_execution(Project(tmp_path), name)

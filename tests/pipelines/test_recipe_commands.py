@@ -102,7 +102,7 @@ def test_a_recipe_that_extends_another_is_shown_whole(root, type_):
 def test_validate_tells_all_problems_of_recipes_and_profiles_and_writes_nothing(root, type_):
     recipes, profiles = root / "configs" / "recipes", root / "configs" / "execution"
     assert type_(root, "validate", "tiny") == (0, "1 recipe: no problems\n", "")
-    assert type_(root, "validate", "--all")[1] == f"{len(recipe_names(recipes))} recipes and 3 profiles: no problems\n"
+    assert type_(root, "validate", "--all")[1] == f"{len(recipe_names(recipes))} recipes and 5 profiles: no problems\n"
     (recipes / "bad.yaml").write_text("execution: odd\nstages:\n  a: {kind: nonsense}\n  b: {kind: pair, in: {judgments: c}}\n")
     (recipes / "worse.yaml").write_text("stages:\n  a: {kind: prepare_data, record: item}\n")
     (profiles / "odd.yaml").write_text("slots: 0\nnumerics:\n  threads: none\n")
