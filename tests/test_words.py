@@ -23,6 +23,8 @@ INSTEAD = {
     r"\b(token|optim|normal|summar|initial|serial)is(e|es|ed|ing|ation)\b(?= \w)": "American spelling",
 }
 PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in INSTEAD), re.IGNORECASE)
+NAMED_INSTEAD = {"told": "reported, private", "said": "message, text, output", "heard": "listener, last_heartbeat"}
+"""Names of variables, fields and functions."""
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md", ROOT / "docs" / "benchmarks.md"})
 """The changelog and recorded readings keep the words of their time."""
 
@@ -51,3 +53,13 @@ def test_a_page_is_in_plain_english(page):
 def test_code_speaks_plain_english():
     found = {name: bad for name in NAMES if (bad := wrong(prose((ROOT / name).read_text())))}
     assert not found, INSTEAD
+
+
+def test_variables_are_named_after_what_they_hold():
+    found = []
+    for name in NAMES:
+        text = (ROOT / name).read_text()
+        refused = NAMED_INSTEAD.keys() - ({"told"} if "Handle" in text else ())  # its field, which `job.json` has
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found += [f"{name}:{token.start[0]}: {token.string}" for token in tokens if token.type == tokenize.NAME and token.string in refused]
+    assert not found, NAMED_INSTEAD

@@ -4,7 +4,7 @@
 alone import.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ class Port:
     """The artifact only measures the output; nothing of it becomes part of the output."""
     pooled: bool = False
     """Takes many artifacts, and their labels reach nothing in the output."""
+    merged: bool = False
+    """Its models become one, so that they must have the same shape."""
 
     @property
     def takes_labels(self) -> bool:
@@ -39,8 +41,8 @@ class Port:
         return self.many and not self.pooled
 
 
-def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False, pooled: bool = False) -> Port:
-    return Port(frozenset(types), many or pooled, optional, measures, pooled)
+def port(*types: ArtifactType, many: bool = False, pooled: bool = False, **others: bool) -> Port:
+    return Port(frozenset(types), many or pooled, pooled=pooled, **others)
 
 
 RENDERING = ("data/chat/chat.py", "data/chat/chat_template.py", "data/chat/documents.py", "data/chat/tools.py")
@@ -69,6 +71,10 @@ class Kind:
     """Optional inputs that a config makes required."""
     problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
     """Why a config and its inputs do not go together, or None."""
+    preflight: Callable[[PlannedStage], Iterable[str]] = lambda stage: ()
+    """Why a stage cannot succeed, with remedies, by what its inputs will hold and the files on this machine. Checked before any job."""
+    warnings: Callable[[PlannedStage], Iterable[str]] = lambda stage: ()
+    """What a plan warns of: what the stage can do but probably should not, and what is not known of it."""
 
     # lineage
     trains_on: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ it does with models. A plan counts what has run, and uses the hooks for the rest
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pedigree.configs.base.frozen import Dtype, HeadPrecision
@@ -197,8 +198,18 @@ class PlannedStage(Protocol):
     def config(self) -> Any: ...
 
     @property
+    def frozen(self) -> bool:
+        """Whether its kind is `frozen`."""
+        ...
+
+    @property
     def inputs(self) -> Mapping[str, Mapping[str, "PlannedStage"]]:
         """Port → label → stage."""
+        ...
+
+    @property
+    def readers(self) -> "Sequence[PlannedStage]":
+        """The stages that it is an input of."""
         ...
 
     @property
@@ -219,6 +230,14 @@ class PlannedStage(Protocol):
         """Rows in a file or folder of this machine, at most; None where they are unknown."""
         ...
 
+    def place(self, path: str) -> Path:
+        """Where a file of the project is on this machine, if it is there."""
+        ...
+
+    def problem_of(self, source: Any) -> str | None:
+        """Why its config cannot use a source or a program, as far as that is on this machine."""
+        ...
+
 
 def only(stage: PlannedStage, *ports: str) -> PlannedStage:
     """The stage at the first of these ports that has one."""
@@ -229,6 +248,14 @@ def rows_at(stage: PlannedStage, port: str) -> Amount | None:
     """A bound for a stage that passes on some of the rows at a port."""
     rows = only(stage, port).rows
     return Amount(rows.value, "at most") if rows else None
+
+
+def fewer_at(stage: PlannedStage, port: str, needed: float) -> str:
+    """The number of rows at a port, as a text, if there are certainly fewer than `needed`; else empty."""
+    rows = only(stage, port).rows
+    if rows is None or rows.how == "estimated" or rows.value >= needed:
+        return ""
+    return f"{'at most ' if rows.how == 'at most' else ''}{rows.value:.0f}"
 
 
 def tokens_at(port: str) -> Callable[[PlannedStage], float | None]:

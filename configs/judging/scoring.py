@@ -1,5 +1,6 @@
 """Configs of the stages that score answers by verifiers, reward models and language models."""
 
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -171,8 +172,15 @@ def answers_of_prompt(sample: PlannedStage) -> int:
     return sample.config.samples_per_prompt * (sample.config.policies_per_prompt or len(sample.inputs["policies"]))
 
 
-def sampled(stage: PlannedStage) -> PlannedStage:
-    """The `sample` stage behind completions, or behind judgments of them."""
-    while not isinstance(stage.config, Sample):
-        stage = only(stage, "completions")
-    return stage
+def too_few_answers(stage: PlannedStage, needed: int) -> Iterator[str]:
+    """That fewer answers to a prompt are sampled than a stage behind completions or judgments compares."""
+    sample = sampled(stage)
+    if sample and (answers := answers_of_prompt(sample)) < needed:
+        yield f"it compares {needed} answers to a prompt, but there is {answers}: raise samples_per_prompt or add policies there"
+
+
+def sampled(stage: PlannedStage) -> PlannedStage | None:
+    """The `sample` stage behind completions, or behind judgments of them; None where another kind made those."""
+    if isinstance(stage.config, Sample):
+        return stage
+    return next(map(sampled, stage.inputs.get("completions", {}).values()), None)

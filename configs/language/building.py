@@ -43,7 +43,7 @@ class Building:
         self.nodes: dict[str, Node] = {}
         self.built: dict[str, Node | None] = {}
         self.problems = list(file.problems)
-        self.told: dict[Place, Problem] = {}
+        self.reported: dict[Place, Problem] = {}
 
     def graph(self) -> Graph:
         before = len(self.problems)
@@ -107,7 +107,7 @@ class Building:
     def _complain(self, name: str, place: Place, message: str) -> None:
         raw = self.file.stages[name]
         shared = (raw.document.file, *raw.place, *place, message)  # by the rounds of a group
-        self.problems.append(self.told.setdefault(shared, raw.problem(place, f"stage {name}: {message}")))
+        self.problems.append(self.reported.setdefault(shared, raw.problem(place, f"stage {name}: {message}")))
 
     def _parents_first(self) -> list[str]:
         """The stages in topological order, otherwise in file order. The first cycle is reported, and all cycles are broken."""

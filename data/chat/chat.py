@@ -109,15 +109,15 @@ class Chat:
         self._template.refuse([{"role": "assistant", "content": beginning}])
         return [*self.prompt(messages), *self.response_ids(beginning)]
 
-    def following(self, messages: Sequence[Message], text: str, said: Sequence[Message], arguments: Arguments = None) -> list[int]:
+    def following(self, messages: Sequence[Message], text: str, added: Sequence[Message], arguments: Arguments = None) -> list[int]:
         """Ids of what the template puts after the answer `text` to `messages`, whose tokens end with the end-of-turn token: its own
-        separators, the messages `said`, and the beginning of the next answer.
+        separators, the messages `added`, and the beginning of the next answer.
 
         Raises:
             ChatError: the template renders what is there already otherwise once more follows; or as in `prompt`.
         """
-        self._template.refuse(said, arguments)
-        return self.text_ids(self._template.after(messages, text, said, arguments), False)
+        self._template.refuse(added, arguments)
+        return self.text_ids(self._template.after(messages, text, added, arguments), False)
 
     def response_ids(self, text: str) -> list[int]:
         """Ids of an assistant's text without end-of-turn token; control tokens in it are plain characters."""
@@ -164,7 +164,7 @@ class Chat:
         trained = trained_turns(turns, train_on)
         pieces = self._template.trained_pieces(messages, turns, trained, arguments, as_asked)
         whole = not turns or ended(turns[-1])
-        last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
+        last = max((place for place, (_, turn) in enumerate(pieces) if turn), default=-1)
         called = has_calls(messages)
         plain = last if called and divided(messages)[1] and self._spells_control(turns[-1], pieces[last][0]) else None
         return [
@@ -193,7 +193,7 @@ class Chat:
         """
         self._template.refuse(messages, arguments)
         asked, answer = self._template.answered_pieces(messages, text, arguments)
-        prompt = [self._piece(part, said, has_calls(messages)) for part, said in asked]
+        prompt = [self._piece(part, turn, has_calls(messages)) for part, turn in asked]
         return [*prompt, self._piece(*answer, called=False, ended=ended, trained=True)]
 
     def scored(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
@@ -246,10 +246,10 @@ class Chat:
         """The text of ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _piece(self, text: str, said: int, called: bool, ended: bool = True, trained: bool = False) -> Piece:
+    def _piece(self, text: str, turn: int, called: bool, ended: bool = True, trained: bool = False) -> Piece:
         """In the assistant's text, only the end of turn is a control token; if it may have `called` tools, also the tokens around
         calls."""
-        if said and text.endswith(self._template.end):
+        if turn and text.endswith(self._template.end):
             body = text.removesuffix(self._template.end)
             return Piece(body if ended else body.rstrip(HALF_CHARACTER), not called, ended, trained)
         return Piece(text, False, False, trained)

@@ -110,13 +110,13 @@ class ChatTemplate:
         self.refuse(before, arguments)
         self._refuse_tools(last_turn)
         pieces = self.pieces(messages, ask=False, arguments=arguments)
-        said = {number: text for text, number in pieces if number}
-        lost = last_turn and len(turns) not in said and "tool_calls" not in turns[-1]
+        texts = {number: text for text, number in pieces if number}
+        lost = last_turn and len(turns) not in texts and "tool_calls" not in turns[-1]
         if lost and as_asked and not self.marked and not any(trained[:-1]):
             pieces = self._continued(before, turns, arguments)
-            said = {number: text for text, number in pieces if number}
-        self._refuse_lost(turns, said, trained, last_turn)
-        self._refuse_changed((turn, said.get(number, "")) for number, turn in enumerate(turns, 1) if trained[number - 1])
+            texts = {number: text for text, number in pieces if number}
+        self._refuse_lost(turns, texts, trained, last_turn)
+        self._refuse_changed((turn, texts.get(number, "")) for number, turn in enumerate(turns, 1) if trained[number - 1])
         if any(trained[:-1]) and self.marked:
             self._refuse_other_openings(messages, pieces, turns, trained, arguments)
             self._refuse_tools_elsewhere(messages, pieces, turns, trained, arguments)
@@ -130,15 +130,15 @@ class ChatTemplate:
         if not self.marked:
             self._refuse_other_prompt(_bare(_joined(pieces)).startswith(_bare(_joined(asked))))
             pieces = [*asked, (f"{text}{self.end}", 1)]
-        last = max(place for place, (_, said) in enumerate(pieces) if said)
+        last = max(place for place, (_, number) in enumerate(pieces) if number)
         self._refuse_other_prompt(_joined(pieces[:last]) == _joined(asked))
         self._refuse_changed([(answer, pieces[last][0])])
         return asked, pieces[last]
 
-    def after(self, messages: Sequence[Message], text: str, said: Sequence[Message], arguments: Arguments) -> str:
-        """The rendered text after the answer `text` to `messages`, which `said` follows; see `Chat.following`."""
+    def after(self, messages: Sequence[Message], text: str, added: Sequence[Message], arguments: Arguments) -> str:
+        """The rendered text after the answer `text` to `messages`, which `added` follows; see `Chat.following`."""
         answer: Message = {"role": "assistant", "content": text}
-        asked, pieces = (self.pieces(some, True, arguments) for some in (messages, [*messages, answer, *said]))
+        asked, pieces = (self.pieces(some, True, arguments) for some in (messages, [*messages, answer, *added]))
         turns = sum(turn["role"] == "assistant" for turn in turns_of([*messages, answer]))
         last = next((place for place, (_, number) in enumerate(pieces) if number == turns), 0)
         if _joined(pieces[:last]) != _joined(asked) or _bare(pieces[last][0]) != _bare(text + self.end):
@@ -178,8 +178,8 @@ class ChatTemplate:
                 continue
             number += 1
             asked, _ = self._rendered(turns[:place], True, arguments)
-            said, last = turn["content"].strip(), place == len(turns) - 1
-            begin = text.find(said, len(asked)) + len(said) if last and said in text[len(asked) :] else len(asked)
+            content, last = turn["content"].strip(), place == len(turns) - 1
+            begin = text.find(content, len(asked)) + len(content) if last and content in text[len(asked) :] else len(asked)
             end = text.rfind(token) if last and "tool_calls" in turn else text.find(token, begin)  # the last turn may spell it out
             if text.startswith(asked) and end >= len(asked):
                 yield len(asked), end + len(token), number
@@ -237,8 +237,8 @@ class ChatTemplate:
         for role, text in texts:
             if self.control.search(text):
                 found = next(token for token in self._control if token in text)
-                said = f"a message of role {role}" if role else "a template argument"
-                raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
+                part = f"a message of role {role}" if role else "a template argument"
+                raise ChatError(f"{part} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
 
     def _refuse_tools(self, messages: Sequence[Message]) -> None:
         """Reject calls and results if the template does not support them."""
@@ -257,16 +257,16 @@ class ChatTemplate:
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
 
-    def _refuse_lost(self, turns: Sequence[Turn], said: Mapping[int, str], trained: Sequence[bool], last_turn: Sequence[Message]) -> None:
+    def _refuse_lost(self, turns: Sequence[Turn], texts: Mapping[int, str], trained: Sequence[bool], last_turn: Sequence[Message]) -> None:
         """Reject trained turns that were not found in the rendered conversation."""
-        if self.marked and len(said) != len(turns):
+        if self.marked and len(texts) != len(turns):
             raise ChatError(
-                f"the chat template in {self.folder} marks {len(said)} stretches of a conversation with {len(turns)} "
+                f"the chat template in {self.folder} marks {len(texts)} stretches of a conversation with {len(turns)} "
                 "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
             )
         for number, (turn, wanted) in enumerate(zip(turns, trained, strict=True), 1):
             last = number == len(turns) and bool(last_turn)
-            if number not in said and (wanted or last):
+            if number not in texts and (wanted or last):
                 remedy = "use another template" if last else "set `train_on: last_turn`"
                 raise ChatError(
                     f"the chat template in {self.folder} renders what comes before turn {number} of the assistant "
@@ -277,9 +277,9 @@ class ChatTemplate:
     def _refuse_changed(self, trained: Iterable[tuple[Turn, str]]) -> None:
         """Reject trained turns, each with its rendered text, of which the template drops a part, such as thoughts."""
         for turn, text in trained:
-            said = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
+            parts = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
             same = self.marked or "tool_calls" in turn or _bare(turn["content"] + self.end) == _bare(text)
-            if not (same and all(part in text if self.marked else _bare(part) in _bare(text) for part in said)):
+            if not (same and all(part in text if self.marked else _bare(part) in _bare(text) for part in parts)):
                 raise ChatError(
                     f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
                     "with thoughts, so it would be trained otherwise than it was said: set `train_on: last_turn` where it is an earlier "
@@ -296,7 +296,7 @@ class ChatTemplate:
         end = begins[0]
         without, asked = (_joined(self.pieces(messages[:end], ask, arguments)) for ask in (False, True))
         opening = asked.removeprefix(without)  # it may depend on the system's text, but not on later turns
-        places = [place for place, (_, said) in enumerate(pieces) if said]
+        places = [place for place, (_, number) in enumerate(pieces) if number]
         for place, turn, is_trained in zip(places, turns, trained, strict=True):
             if is_trained and not (pieces[place - 1][0] if place else "").endswith(opening):
                 raise ChatError(
@@ -356,13 +356,13 @@ def end_of_turn(template: str, special: Iterable[str] = ()) -> str | None:
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    said, eos = "what it says", "the EOS token"
-    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": said}]
+    content, eos = "what it says", "the EOS token"
+    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": content}]
     try:
         (text,), _ = cast(Any, render_jinja_template)(conversations=[conversation], chat_template=template, bos_token="", eos_token=eos)
     except TemplateError:
         return None  # `Chat` reports the problem
-    after = text.partition(said)[2].lstrip()
+    after = text.partition(content)[2].lstrip()
     known = [token for token in special if token and after.startswith(token)]
     found = CONTROL.match(after)
     return max(known, key=len) if known else found.group() if found else None

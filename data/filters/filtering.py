@@ -56,9 +56,9 @@ def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
         case Tokens():
             return row_filters.noted(row_filters.too_few_or_many(one, count) for count in beside.counts)
         case Values():
-            return row_filters.noted(row_values.against(one, said) for said in beside.values)
+            return row_filters.noted(row_values.against(one, row) for row in beside.values)
         case Licences(stated=stated):
-            return row_filters.noted(row_values.unlicensed(one, said, stated[beside.source]) for said in beside.values)
+            return row_filters.noted(row_values.unlicensed(one, row, stated[beside.source]) for row in beside.values)
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):

@@ -25,9 +25,9 @@ SHOWN = 100
 """Maximum characters of a value in evidence."""
 
 
-def against(one: Values, said: ColumnValues) -> str | None:
+def against(one: Values, row: ColumnValues) -> str | None:
     """Evidence against a row with these column values; None to keep it."""
-    column, value = _found(one.columns, said)
+    column, value = _found(one.columns, row)
     shown = f"{column} {value!r:.{SHOWN}}"
     if value is None:
         return _missing(one, f"{column} says nothing")
@@ -51,12 +51,12 @@ def _outside(one: Values, value: Any, shown: str) -> str | None:
     return f"{shown} > {one.max}" if one.max is not None and _cut(read, one.max) > _bound(one.max) else None
 
 
-def unlicensed(one: Licences, said: ColumnValues, stated: str | None) -> str | None:
+def unlicensed(one: Licences, row: ColumnValues, stated: str | None) -> str | None:
     """The first license of a row that is not allowed, and where it is stated; None if all are allowed. `stated` is the license of its
     source, None for generated rows."""
     if stated is None:
         return None
-    column, values = next(((name, texts) for name in one.columns if (texts := _texts(said.get(name)))), ("", [stated]))
+    column, values = next(((name, texts) for name in one.columns if (texts := _texts(row.get(name)))), ("", [stated]))
     allowed = {name.lower() for name in one.allow}
     found = next((name for name in map(_licence, values) if name.lower() not in allowed), None)
     if found is None:
@@ -82,10 +82,10 @@ def number(value: Any) -> Fraction | None:
     return Fraction(text) if NUMBER.fullmatch(text) else None
 
 
-def _found(columns: Sequence[str], said: ColumnValues) -> tuple[str, Any]:
+def _found(columns: Sequence[str], row: ColumnValues) -> tuple[str, Any]:
     """(first column with a value, the value); unwraps lists of one element, and converts dates to text."""
-    column = next((name for name in columns if said.get(name) is not None), columns[0])
-    value = said.get(column)
+    column = next((name for name in columns if row.get(name) is not None), columns[0])
+    value = row.get(column)
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     return column, value.isoformat() if isinstance(value, date) else value
 

@@ -96,15 +96,15 @@ def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
     """The metadata of the answer at this position; `by` as in `read`, and `same` has the interned strings seen so far."""
     rewards = tuple(row.get("rewards", {}).values())
-    said = [*(message["content"] for message in row["messages"] if message["role"] == "assistant"), row["text"]]
+    texts = [*(message["content"] for message in row["messages"] if message["role"] == "assistant"), row["text"]]
     return AnswerFacts(
         place=place,
         id=row["id"],
         prompt_id=same.setdefault(row["prompt_id"], row["prompt_id"]),
         policy=same.setdefault(row["policy"], row["policy"]),
         on_policy=row["on_policy"],
-        text=blake2b("\0".join(said).encode(), digest_size=16).digest(),
-        blank=not all(text.strip() for text in said),
+        text=blake2b("\0".join(texts).encode(), digest_size=16).digest(),
+        blank=not all(text.strip() for text in texts),
         ended=records.ended(row),
         length=len(row["text"]),
         asked=sum(map(len, records.texts(row))),

@@ -29,7 +29,7 @@ class Portion:
     most_per_source: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     """Row source name → weight by which `rows` are divided."""
-    said: str = ""
+    wording: str = ""
     """The recipe's wording of the number of rows, for errors."""
     remedy: str = "take fewer, or repeat rows with `repeat: true` and the stage's `draw: after_filters`"
     """Remedy for too few rows, for errors."""
@@ -44,12 +44,12 @@ class Portion:
             total: total of the mixture, if the recipe has one.
         """
         if not isinstance(source, Drawn):
-            return ALL if total is None else cls(rows=rows, said=f"count {rows}", remedy="lower its count, and `total` with it")
+            return ALL if total is None else cls(rows=rows, wording=f"count {rows}", remedy="lower its count, and `total` with it")
         epochs = None if source.epochs is None else Fraction(str(source.epochs))
-        said = f"epochs {source.epochs}" if epochs is not None else f"count {rows}"
+        wording = f"epochs {source.epochs}" if epochs is not None else f"count {rows}"
         if source.share is not None:
-            said = f"share {source.share} of total {total}, {rows} rows,"
-        return cls(source.seed, rows, epochs, source.repeat, source.most_per_source, source.weights, said)
+            wording = f"share {source.share} of total {total}, {rows} rows,"
+        return cls(source.seed, rows, epochs, source.repeat, source.most_per_source, source.weights, wording)
 
     @property
     def repeats(self) -> bool:
@@ -61,12 +61,12 @@ class Portion:
         """Whether every row is taken once."""
         return self.rows is None and self.epochs is None and self.most_per_source is None
 
-    def refuse(self, said: str, rows: int | None, there: int, what: str) -> None:
+    def refuse(self, wording: str, rows: int | None, there: int, what: str) -> None:
         """Raise PedigreeError if `rows` exceed those that are there and repeats are not allowed, or if none would be taken."""
         if rows is not None and rows > there and not (self.repeats and there):
-            raise PedigreeError(f"{said} > {there} {what}: {self.remedy if there else 'leave the source out'}")
+            raise PedigreeError(f"{wording} > {there} {what}: {self.remedy if there else 'leave the source out'}")
         if rows == 0 and there:
-            raise PedigreeError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
+            raise PedigreeError(f"{wording} takes none of {there} {what}: raise it, or leave the source out")
 
 
 ALL = Portion()
@@ -84,35 +84,35 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
     """
     if portion.takes_all:
         return ranked
-    said = f"{name}: {portion.said}"
+    wording = f"{name}: {portion.wording}"
     if portion.weights:
-        return _weighted(said, portion, ranked, sources, what)
+        return _weighted(wording, portion, ranked, sources, what)
     if portion.most_per_source is not None:
         ranked = ranked[ranks(_coded(sources)[0]) < portion.most_per_source]
         what = f"{what} under most_per_source {portion.most_per_source}"
     rows = len(ranked) if portion.rows is None else portion.rows
-    return _taken(portion, said, rows if portion.epochs is None else int(portion.epochs * len(ranked)), ranked, what)
+    return _taken(portion, wording, rows if portion.epochs is None else int(portion.epochs * len(ranked)), ranked, what)
 
 
-def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
+def _weighted(wording: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
     assert portion.rows is not None
     weights = sorted(portion.weights.items())  # a recipe's mappings have no order
     parts = apportioned(portion.rows, [Fraction(str(weight)) for _, weight in weights])
     codes, names = _coded(sources)
     unknown = [name for name, _ in weights if name not in names]
     if unknown:
-        raise PedigreeError(f"{said} by weights: there are no {what} of source {unknown[0]}; available: {', '.join(sorted(names))}")
+        raise PedigreeError(f"{wording} by weights: there are no {what} of source {unknown[0]}; available: {', '.join(sorted(names))}")
     return np.concatenate(
         [
-            _taken(portion, f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], f"such {what}")
+            _taken(portion, f"{wording} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], f"such {what}")
             for (name, _), rows in zip(weights, parts, strict=True)
         ]
     )
 
 
-def _taken(portion: Portion, said: str, rows: int, ranked: Numbers, what: str) -> Numbers:
+def _taken(portion: Portion, wording: str, rows: int, ranked: Numbers, what: str) -> Numbers:
     """The positions of `rows` rows: whole passes, then the first ones again."""
-    portion.refuse(said, rows, len(ranked), what)
+    portion.refuse(wording, rows, len(ranked), what)
     passes, rest = divmod(rows, max(1, len(ranked)))
     return np.concatenate([np.tile(ranked, passes), ranked[:rest]])
 

@@ -81,7 +81,7 @@ class Parsed(NamedTuple):
     bad: list[BadRow]
     places: list[str]
     """Where each record was read; its id there if it is from another stage; empty if it was generated."""
-    said: list[Mapping[str, Any]]
+    columns: list[Mapping[str, Any]]
     """Requested further columns of each record."""
     out_of_turn: Mapping[str, int] = NOTHING
     """Fault and rule → rows that were cut, joined or kept."""
@@ -119,7 +119,7 @@ class OpenSource:
             )
             seen = next((f"\n  {row.place}: {hint(row.columns, self.record)}" for row in bad if row.columns), "")
             raise PedigreeError(f"{self.name}: {counts}: {remedy}:\n  {listed(bad)}{seen}")
-        self.portion.refuse(f"{self.name}: {self.portion.said}", self.portion.rows, usable, USABLE)
+        self.portion.refuse(f"{self.name}: {self.portion.wording}", self.portion.rows, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> OpenSource:
@@ -187,7 +187,7 @@ def problem_of_first_rows(config: PrepareData, source: Files, outside: Outside) 
         replace(given, name=name, portion=ALL).refuse(len(parsed.rows), parsed.bad)
         there = row_files.rows_at_most(path)
         if source.count and not source.repeat and there is not None and source.count > there:
-            return f"{given.name}: {given.portion.said} > {there} rows: {given.portion.remedy}"
+            return f"{given.name}: {given.portion.wording} > {there} rows: {given.portion.remedy}"
     except (PedigreeError, OSError) as error:
         return str(error)
     return None
@@ -221,17 +221,17 @@ def _rows_in(group: RowGroup) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
-    made, bad, places, said = [], [], [], []
+    made, bad, places, columns = [], [], [], []
     for place, row, beside in rows:
         try:
             made.append(make(row))
             places.append(place)
-            said.append(beside)
+            columns.append(beside)
         except Dropped as fault:
             bad.append(BadRow.of(place, f"dropped by `out_of_turn.{fault}`", row)._replace(out_of_turn=str(fault)))
         except ValueError as error:
             bad.append(BadRow.of(place, str(error), row))
-    return Parsed(made, bad, places, said)
+    return Parsed(made, bad, places, columns)
 
 
 def _portion_of(source: RowSource | RowProgram | StageRows) -> Portion:

@@ -74,7 +74,7 @@ class Listener:
     """Measures how long one heartbeat has not changed, in this process's own listening time."""
 
     def __init__(self) -> None:
-        self.heard = False
+        self.seen_alive = False
         """Whether the sign has changed since the first look, i.e. its owner was alive."""
         self._sign: object = self
         self._looked = 0.0
@@ -84,7 +84,7 @@ class Listener:
         """Observed seconds since the sign last changed; 0 at the first look. Call it about once a second."""
         now = time.monotonic()
         if sign != self._sign:
-            self.heard = self._sign is not self
+            self.seen_alive = self._sign is not self
             self._sign, self._silent = sign, 0.0
         else:
             self._silent += min(now - self._looked, LONGEST_GAP_S)

@@ -62,8 +62,8 @@ def _of_pod(project: Project, cache: Path, numerics: Numerics, placement: Placem
         began, answer = time.time(), create(place, job)
         if not answer.ok:
             return Diagnosis(name, False, answer.message, REMEDY)
-        told = {"token": token, "name": job["metadata"]["name"], "kind": job["kind"], **place._asdict()}
-        handle, deadline = Handle(launcher=jobs.name, scratch=str(folder), attempt=1, told=told), time.monotonic() + PROBE_S
+        private = {"token": token, "name": job["metadata"]["name"], "kind": job["kind"], **place._asdict()}
+        handle, deadline = Handle(launcher=jobs.name, scratch=str(folder), attempt=1, told=private), time.monotonic() + PROBE_S
         try:
             while (status := jobs.poll(handle)).state in ("queued", "running") and not ended.exists() and time.monotonic() < deadline:
                 time.sleep(ASK_S)

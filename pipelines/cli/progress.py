@@ -81,7 +81,7 @@ class Row(events.StageView):
     """When it started to run or, before that, to wait."""
     first_step: tuple[float, int] | None = None
     """(time, step) of this attempt's first heartbeat with a step; baseline of the ETA."""
-    heard: float | None = None
+    last_heartbeat: float | None = None
     """When the last heartbeat arrived, or when observation of the job started."""
 
     def at(self, event: events.StageEvent, now: float) -> "Row":
@@ -95,9 +95,9 @@ class Row(events.StageView):
                 base = self.first_step
                 if base is None or step < base[1]:
                     base = (now, step) if step > 0 else None
-                return replace(row, heard=now, first_step=base)
+                return replace(row, last_heartbeat=now, first_step=base)
             case events.StageStarted():
-                return replace(row, heard=now, started=self.started if has_run else now)
+                return replace(row, last_heartbeat=now, started=self.started if has_run else now)
             case events.StageWaiting() | events.StageBusy(activity="fetching" | "restoring" | "hashing" | "sending"):
                 return replace(row, started=now if self.started is None else self.started)
             case events.StageEnded() if self.started is not None and event.outcome != "skipped" and (event.seconds is None or has_run):
@@ -108,10 +108,10 @@ class Row(events.StageView):
 def eta_seconds(row: Row) -> float | None:
     """Remaining seconds at the mean speed since the first reported step; None if there is nothing to measure yet."""
     beat = row.progress
-    if row.first_step is None or row.heard is None or beat.total <= 0:
+    if row.first_step is None or row.last_heartbeat is None or beat.total <= 0:
         return None
     done = beat.step - row.first_step[1]
-    elapsed = row.heard - row.first_step[0]
+    elapsed = row.last_heartbeat - row.first_step[0]
     return elapsed / done * (beat.total - beat.step) if done > 0 and elapsed > 0 else None
 
 
@@ -142,7 +142,7 @@ def doing(row: Row, now: float) -> str:
 
 def _silence(row: Row, now: float) -> str:
     """Report how long a slow step has taken, since jobs send a heartbeat per step; warn if the timeout is near."""
-    silent = now - row.heard if row.heard is not None else 0.0
+    silent = now - row.last_heartbeat if row.last_heartbeat is not None else 0.0
     if row.timeout is not None and silent > ALARMING * row.timeout:
         return f"no heartbeat for {duration(silent)}; the job is terminated after {duration(row.timeout)}"
     return f"{duration(silent)} into this step" if silent > LONG_STEP_S else ""
@@ -153,8 +153,8 @@ def time_left(row: Row, whole: float | None, now: float) -> float | None:
     if row.state != "running" or row.started is None:
         return None
     measured = eta_seconds(row)
-    if measured is not None and row.heard is not None:
-        return max(0.0, measured - (now - row.heard))
+    if measured is not None and row.last_heartbeat is not None:
+        return max(0.0, measured - (now - row.last_heartbeat))
     return max(0.0, whole - (now - row.started)) if whole is not None else None
 
 

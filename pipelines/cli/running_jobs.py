@@ -59,7 +59,7 @@ def job_document(job: LiveJob) -> JobDocument:
         waiting=job.waiting or None,
         elsewhere=job.elsewhere,
         host=job.host,
-        alive=True if job.heard else None,
+        alive=True if job.seen_alive else None,
         step=job.step,
         total_steps=job.total,
         numbers=job.numbers,
@@ -97,13 +97,13 @@ def print_jobs(jobs: Sequence[LiveJob]) -> None:
             f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else job.scheduled or str(job.pid or job.launcher),
             "queued" if job.waiting else f"{job.step}/{job.total}" if job.total else "starting",
             numbers_text(job.numbers),
-            job.waiting or (f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}"),
+            job.waiting or (f"{duration(max(job.silent_s, 0))} ago" if job.seen_alive else f"no heartbeat for {duration(job.silent_s)}"),
             job.holder.what if job.holder else f"no command; {command('run', job.address.partition('/')[0])} takes over",
         )
         for job in jobs
     ]
     print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "owner"), cells)
-    if not all(job.heard for job in jobs):
+    if not all(job.seen_alive for job in jobs):
         echo(f"\nHeartbeats can be delayed on a network disk. A job is considered dead after {heartbeat.SILENCE_S:g} s without one.")
     echo("\n`pedigree logs -f STAGE` follows a job's log; `pedigree cancel STAGE` ends the job.")
 

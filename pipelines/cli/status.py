@@ -45,7 +45,7 @@ class RecipeStatus:
 
 def status(run: RunContext) -> RecipeStatus:
     """Return the status of a recipe, with its stages in order; read-only."""
-    jobs = {job.address: job for job in jobs_now(run.project) if job.heard}
+    jobs = {job.address: job for job in jobs_now(run.project) if job.seen_alive}
     costs = costs_of(run.project, list(run.graph.nodes), run.execution.machine.slot_hour_price)
     found = []
     for entry in plan(run):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from pedigree.data.records import records
 from pedigree.data.records.records import rows_in
 from pedigree.data.sources import row_files
 from pedigree.data.store.untrusted import ArtifactError, open_plain
+from pedigree.pipelines.estimate.outside import problem_of_source
 from pedigree.pipelines.lineage.ancestry import opened
 
 LOOKED_AT = 200
@@ -42,11 +43,19 @@ class Planned:
         return self.node.config
 
     @property
+    def frozen(self) -> bool:
+        return self.node.declaration.frozen
+
+    @property
     def inputs(self) -> Mapping[str, Mapping[str, PlannedStage]]:
         found: dict[str, dict[str, PlannedStage]] = {}
         for edge in self.node.edges:
-            found.setdefault(edge.port, {})[edge.label] = Planned(self.project, self.graph, self.graph.nodes[edge.source], self.due)
+            found.setdefault(edge.port, {})[edge.label] = replace(self, node=self.graph.nodes[edge.source])
         return found
+
+    @property
+    def readers(self) -> Sequence[PlannedStage]:
+        return [replace(self, node=self.graph.nodes[address]) for address in self.graph.children[self.node.address]]
 
     @property
     def rows(self) -> Amount | None:
@@ -64,9 +73,15 @@ class Planned:
 
     def rows_in(self, path: str) -> int | None:
         try:
-            return row_files.rows_at_most(place_of(self.project.root, path))
+            return row_files.rows_at_most(self.place(path))
         except (PedigreeError, OSError):
             return None
+
+    def place(self, path: str) -> Path:
+        return place_of(self.project.root, path)
+
+    def problem_of(self, source: Any) -> str | None:
+        return problem_of_source(self.project, self.config, source)
 
 
 def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:

@@ -132,7 +132,11 @@ def folder_of(project: Project, source: FolderModel | HubModel) -> Path:
     mirror = os.environ.get(FOLDER)
     if mirror:
         return Path(mirror).expanduser() / "models" / source.repo
-    return hub_cache() / f"models--{source.repo.replace('/', '--')}" / "snapshots" / source.revision
+    return snapshot_of(source.repo, source.revision)
+
+
+def snapshot_of(repo: str, revision: str) -> Path:
+    return hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots" / revision
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:

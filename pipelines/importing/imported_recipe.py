@@ -68,8 +68,8 @@ def _stage(description: Description, name: str, stage: dict[str, Any]) -> Iterat
             yield "    sources:"
             yield from (f"      - {flow(source)}" for source in value)
         else:
-            said = _said(description, field, value) if part == "train" else description.notes.get(field)
-            yield f"    {field}: {flow(value)}" + (f"  # {said}" if said else "")
+            comment = _comment(description, field, value) if part == "train" else description.notes.get(field)
+            yield f"    {field}: {flow(value)}" + (f"  # {comment}" if comment else "")
     yield from (f"    {MARK}{text}" for texts in checks.values() for text in texts)
 
 
@@ -77,7 +77,7 @@ def _part(place: str) -> str:
     return "base" if place.startswith("model.") else "rows" if place == "rows" else "train"
 
 
-def _said(description: Description, field: str, value: Any) -> str:
+def _comment(description: Description, field: str, value: Any) -> str:
     """How a field came about: what it is the product of, or which of its values are defaults of the trainer."""
     default = f"{description.trainer}'s default"
     if field in description.notes or not isinstance(value, dict):

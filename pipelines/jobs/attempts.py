@@ -106,10 +106,10 @@ def begin_again(scratch: Path) -> None:
     write_json(scratch / FORCED, {})
 
 
-def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: HeldLease, heard: heartbeat.Listener) -> bool:
+def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: HeldLease, pulse: heartbeat.Listener) -> bool:
     """Wait for a job on another machine, which takes no slots here; return whether it succeeded.
 
-    `heard` has followed the job's heartbeat since the leases were requested.
+    `pulse` has followed the job's heartbeat since the leases were requested.
 
     Raises:
         StageFailed: it was canceled in the meantime, or failed in a way that another attempt would repeat.
@@ -118,7 +118,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(StageStarted(node.address, scratch, "its job runs on another machine, or ran before a reboot"))
-    failure = _outcome(run, node, _Watch(handle, placement, heard), hold)
+    failure = _outcome(run, node, _Watch(handle, placement, pulse), hold)
     _record_end(scratch, attempts_here(scratch), failure)
     if failure is not None and failure[0] not in RESUMED and not (failure[0] == "cancelled" and was_cancelled):
         _fence(hold)  # ends the job if it still runs
@@ -224,10 +224,10 @@ def _preempted(count: int, node: Node) -> str:
 class _Watch:
     """Watches a running job. All durations are measured here, with one monotonic clock, from the moment watching began."""
 
-    def __init__(self, handle: Handle, placement: Placement, heard: heartbeat.Listener) -> None:
+    def __init__(self, handle: Handle, placement: Placement, pulse: heartbeat.Listener) -> None:
         self.handle, self.placement, self.scratch = handle, placement, Path(handle.scratch)
         self._began = time.monotonic()
-        self._progress, self._done, self._pulse = heartbeat.Listener(), heartbeat.Listener(), heard
+        self._progress, self._done, self._pulse = heartbeat.Listener(), heartbeat.Listener(), pulse
         self._beat, self._silent = (), 0.0
         self.checked = time.monotonic()
         """When the lease was last seen to be held."""

@@ -83,7 +83,7 @@ class Signs:
         self._in_doubt.add(scratch)
 
     def _doubt(self, folder: Path) -> None:
-        if not self.listener(folder).heard:
+        if not self.listener(folder).seen_alive:
             self._in_doubt.add(folder)
 
 
@@ -98,7 +98,7 @@ class LiveJob:
     """None if its runner elsewhere was killed before writing one, or its scheduler does not accept the job yet."""
     elsewhere: bool
     """Whether only its heartbeat shows it: on another machine, or in another container."""
-    heard: bool
+    seen_alive: bool
     """Whether it is certainly alive: here, or heard from since listening began."""
     host: str | None
     """Its machine, by that machine's own name."""
@@ -161,7 +161,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
                 scratch=folder,
                 handle=handle,
                 elsewhere=elsewhere,
-                heard=not elsewhere or signs.listener(folder).heard,
+                seen_alive=not elsewhere or signs.listener(folder).seen_alive,
                 host=hosts[0] if hosts else None,
                 holder=holder,
                 step=beat.step,

@@ -39,8 +39,8 @@ def ask(*arguments: str, environment: dict[str, str] | None = None) -> Answer:
             start_new_session=True,  # Ctrl-C in the terminal must not end it while it waits for an answer
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:  # sbatch retries for two minutes while the queue is full, and says so before
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
-        return subprocess.CompletedProcess(arguments, 1, "", f"{said}{arguments[0]} timed out")
+        output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
+        return subprocess.CompletedProcess(arguments, 1, "", f"{output}{arguments[0]} timed out")
     except FileNotFoundError as error:
         missing = f"{arguments[0]} is not in PATH: run this on a login node of the cluster, or remove placement.launcher from the profile"
         raise PedigreeError(missing) from error

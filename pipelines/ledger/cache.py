@@ -89,8 +89,8 @@ class Cache:
         mode.
         """
         paths = {oid: self.path(oid) for oid in sorted(set(oids))}
-        tell = Sum(beat, sum(path.stat().st_size for path in paths.values() if path.exists())).add
-        damaged = [path for oid, path in paths.items() if md5_of(path, tell) != oid.removesuffix(".dir")]
+        progress = Sum(beat, sum(path.stat().st_size for path in paths.values() if path.exists())).add
+        damaged = [path for oid, path in paths.items() if md5_of(path, progress) != oid.removesuffix(".dir")]
         for path in damaged if not self.repository.looking else ():
             path.unlink(missing_ok=True)
         return bool(damaged)
@@ -149,10 +149,10 @@ class Cache:
             )
         repo.state.save_link(str(path), repo.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
-    def place(self, parts: Mapping[Path, str], tell: ProgressCallback = silent) -> bool:
+    def place(self, parts: Mapping[Path, str], progress: ProgressCallback = silent) -> bool:
         """Put objects into place, replacing existing files and folders. False if one has disappeared in the meantime.
 
-        `tell` reports the number of files in place, if there is much to copy.
+        `progress` reports the number of files in place, if there is much to copy.
 
         Raises:
             ArtifactError: a list of files names a path outside; nothing is written.
@@ -166,7 +166,7 @@ class Cache:
         ignore: Any = repo.dvcignore
         try:
             many = sum(file.stat().st_size for file in files) >= LONG_BYTES
-            placed = Part(Sum(tell if many else silent, len(files)))
+            placed = Part(Sum(progress if many else silent, len(files)))
             for path, oid in parts.items():
                 remove(path)
                 checkout(str(path), repo.fs, load(self.odb, hash_info(oid)), self.odb, True, placed, state=repo.state, ignore=ignore)
@@ -193,20 +193,20 @@ class Cache:
         size = sum(looks[file]["size"] for file in unknown)
         if size < LONG_BYTES:
             return
-        tell: Callable[[int], None] = Sum(beat, size).add
+        progress: Callable[[int], None] = Sum(beat, size).add
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            found = dict(zip(unknown, pool.map(lambda file: md5_of(file, tell), unknown), strict=True))
+            found = dict(zip(unknown, pool.map(lambda file: md5_of(file, progress), unknown), strict=True))
         with suppress(FileNotFoundError):  # replaced at this moment: its hash is not remembered
             self.remember({file: md5 for file, md5 in found.items() if md5}, looks)
 
 
-def md5_of(path: Path, tell: Callable[[int], None] = lambda count: None) -> str | None:
+def md5_of(path: Path, progress: Callable[[int], None] = lambda count: None) -> str | None:
     """MD5 of a file's current bytes, reporting the size of each piece read; None if there is no file."""
     found = hashlib.md5(usedforsecurity=False)
     try:
         for piece in pieces(path):
             found.update(piece)
-            tell(len(piece))
+            progress(len(piece))
     except FileNotFoundError:
         return None
     return found.hexdigest()

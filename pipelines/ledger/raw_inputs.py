@@ -51,11 +51,11 @@ def lacking(project: Project, node: Node, recorded: Mapping[str, str]) -> Iterat
             yield RawInput(written_of(file), recorded[file], inside(project.root, file))
 
 
-def send(project: Project, remote: Remote, place: Path, hashed: Mapping[str, Hashed], tell: ProgressCallback) -> int:
+def send(project: Project, remote: Remote, place: Path, hashed: Mapping[str, Hashed], progress: ProgressCallback) -> int:
     """Send a file or folder with these hashes, unchanged since; return how many files were new there."""
     new, done, total = 0, 0, sum(found.size for found in hashed.values())
     for name, found in hashed.items():
-        tell(done, total)
+        progress(done, total)
         new += remote.put(place / name, f"{FOLDER}/{found.sha256}", found)
         done += found.size
     if "" not in hashed:

@@ -164,11 +164,11 @@ class Remote:
             return set(oids) <= set(self._odb("status").oids_exist(list(oids)))
 
     @dvc_errors()
-    def fetch(self, oids: Collection[str], tell: ProgressCallback = silent, size: int = 0) -> bool:
+    def fetch(self, oids: Collection[str], progress: ProgressCallback = silent, size: int = 0) -> bool:
         """Fetch objects and those that they list into the cache, verifying each; False if some are missing or damaged. ArtifactError: a
         list names a path outside.
 
-        `tell` reports the bytes of `size` that have arrived.
+        `progress` reports the bytes of `size` that have arrived.
         """
         if self.name is None:
             return False
@@ -177,11 +177,11 @@ class Remote:
         self._bring(lists)
         if self.cache.lacks(lists):
             return False
-        self._bring(self.cache.names(oids), tell, size)
+        self._bring(self.cache.names(oids), progress, size)
         return self.cache.holds(oids)
 
     @dvc_errors()
-    def send(self, oids: Collection[str], owner: str, tell: ProgressCallback = silent, size: int = 0) -> int:
+    def send(self, oids: Collection[str], owner: str, progress: ProgressCallback = silent, size: int = 0) -> int:
         """Send objects of a stage and those that they list to the remote; return how many were new there."""
         remote = self.require("push")
 
@@ -189,15 +189,15 @@ class Remote:
             again = "run the command again, objects that arrived are not sent twice"
             return f"{count} objects of {owner} did not reach the remote {remote.name!r}{why}: {again}"
 
-        return self._transfer(self.cache.odb, self._odb("push"), self.cache.names(oids), lost, Sum(tell, size))
+        return self._transfer(self.cache.odb, self._odb("push"), self.cache.names(oids), lost, Sum(progress, size))
 
-    def _bring(self, oids: Iterable[str], tell: ProgressCallback = silent, size: int = 0) -> None:
+    def _bring(self, oids: Iterable[str], progress: ProgressCallback = silent, size: int = 0) -> None:
         """Fetch objects from the remote into the cache; objects whose bytes do not match their name are not kept."""
 
         def lost(count: int, why: str) -> str:
             return f"could not fetch {count} objects from the remote {self.name!r}{why}: run the command again"
 
-        self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Sum(tell, size), verify=True)
+        self._transfer(self._odb("fetch"), self.cache.odb, oids, lost, Sum(progress, size), verify=True)
 
     def _transfer(
         self, source: Any, target: Any, oids: Iterable[str], lost: Callable[[int, str], str], callback: Sum, *, verify: bool = False

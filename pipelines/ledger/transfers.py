@@ -42,15 +42,15 @@ class TransferProgress:
 class Sum(Callback):
     """Sums what several threads move, bytes of each file or whole files, and reports the progress."""
 
-    def __init__(self, tell: ProgressCallback, total: int) -> None:
+    def __init__(self, progress: ProgressCallback, total: int) -> None:
         super().__init__()
-        self.tell, self.total = tell, total
+        self.progress, self.total = progress, total
         self.moved, self.mutex = 0, threading.Lock()
 
     def add(self, count: int) -> None:
         with self.mutex:
             self.moved += count
-            self.tell(min(self.moved, self.total), self.total)
+            self.progress(min(self.moved, self.total), self.total)
 
     def branched(self, path_1: Any, path_2: Any, **_: Any) -> Callback:
         return Part(self)

@@ -63,7 +63,7 @@ A model that may start reinforcement learning must give some correct answers. A 
 A judge reads many long questions, and its answers need not depend on them.
 """
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """Called with progress messages."""
 
 
@@ -113,7 +113,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
 
 
 def prepare(
-    real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: Tell = lambda words: None
+    real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, notify: Notify = lambda words: None
 ) -> Rehearsal:
     """Prepare a rehearsal, reusing existing files.
 
@@ -134,7 +134,7 @@ def prepare(
         refuse_missing_engines(one, models, Execution(slots=1), instead="")
     project = real.rehearsal(name)
     create_project(project)
-    stand, mirror = _stand(real, project, graphs, tell)
+    stand, mirror = _stand(real, project, graphs, notify)
     text, changes = rehearsed_profile(execution, Path(name).stem, machine.cores(), real.root)
     write_text(project.executions / f"{Path(name).stem}.yaml", text)
     written = {one.recipe: one.written for one in graphs}
@@ -208,7 +208,7 @@ def _repo(node: Node) -> str:
     return model_repo(node.address, node.config.source)
 
 
-def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
+def _stand(real: Project, project: Project, graphs: Sequence[Graph], notify: Notify) -> tuple[StandIns, Path]:
     """Replacements for the external sources of these recipes, and the mirror that holds them."""
     folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
@@ -219,7 +219,7 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
                 repositories[f"datasets/{source.repo}"] = rehearsal_hub.data_set(source.repo, folders)
             elif isinstance(source, Stored):
                 files[source.name] = rehearsal_hub.place_stored(source, rehearsal_hub.stored_rows(source, folders))
-    repositories |= _made_models(real.root, nodes, folders, tell)
+    repositories |= _made_models(real.root, nodes, folders, notify)
     commits = {
         (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
     }
@@ -247,7 +247,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
     return family.model_copy(update=sizes)
 
 
-def _made_models(root: Path, nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
+def _made_models(root: Path, nodes: Mapping[str, Node], folders: Sequence[Path], notify: Notify) -> dict[str, Path]:
     """Path in the mirror → folder of a tiny model, for each model that the recipes import."""
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
@@ -265,7 +265,7 @@ def _made_models(root: Path, nodes: Mapping[str, Node], folders: Sequence[Path],
     def make(building: dict[str, Path]) -> None:
         places: list[str] = []
         for name, folder in building.items():
-            tell(f"building a tiny model to replace {of[name]}, once for all rehearsals")
+            notify(f"building a tiny model to replace {of[name]}, once for all rehearsals")
             file = folder.with_name("plan.json")
             write_text(file, plans[of[name]])
             places += [str(file), str(folder)]

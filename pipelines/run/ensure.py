@@ -60,7 +60,7 @@ class StageLeases:
 
     artifact: HeldLease
     scratch: HeldLease
-    heard: Listener
+    listener: Listener
     """Has followed the heartbeat of the stage's job on another machine, if any, since the leases were requested."""
 
     @property
@@ -276,7 +276,7 @@ def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone:
         _take_over(run, node, need, scratch)
     if handle and (run.jobs().poll(handle).state == "unknown" or _is_of_another_scheduler(run, node, handle)):
         placement = scratch_state.read_spec(scratch).placement
-        if attempts.await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
+        if attempts.await_elsewhere(run, node, handle, placement, alone.scratch, alone.listener):
             return "attached", scratch_state.read_dependencies(scratch)
         handle = None
     alive = handle is not None

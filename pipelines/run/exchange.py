@@ -58,7 +58,7 @@ def push_inputs(run: RunContext) -> RawInputs:
         for node, recorded in _finished(run, run.graph.nodes):
             before = sent
             for file in node.files:
-                place, tell = place_of(run.project.root, file), run.transferring(node.address, "sending")
+                place, progress = place_of(run.project.root, file), run.transferring(node.address, "sending")
                 if not place.exists():
                     left[f"{written_of(file)} is not on this machine"] = None
                     continue
@@ -66,7 +66,7 @@ def push_inputs(run: RunContext) -> RawInputs:
                 if sha256_of(hashed) != recorded.get(file):
                     left[f"{written_of(file)} has changed since {node.address} was made: run it, then push again"] = None
                 else:
-                    sent += raw_inputs.send(run.project, run.ledger.remote, place, hashed, tell)
+                    sent += raw_inputs.send(run.project, run.ledger.remote, place, hashed, progress)
             new = f"{counted(sent - before, 'file')} of raw inputs were new there" if sent > before else "raw inputs: nothing new"
             run.watch(StageEnded(node.address, "sent", new))
     return RawInputs(sent, tuple(left))

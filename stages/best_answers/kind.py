@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import LOWEST, Cut
-from pedigree.configs.base.work import Amount, PlannedStage, only, tokens_at
+from pedigree.configs.base.work import Amount, PlannedStage, only, rows_at, tokens_at
 from pedigree.configs.judging.scoring import answers_of_prompt, sampled
 from pedigree.configs.judging.selection import AllAbove, BestAnswers, keeping_problem
 
@@ -14,8 +14,10 @@ def shrink(cut: Cut) -> None:
     cut.set("truncated", "keep", "thresholds")
 
 
-def rows(stage: PlannedStage) -> Amount:
+def rows(stage: PlannedStage) -> Amount | None:
     keep, sample = stage.config.keep, sampled(only(stage, "judgments"))
+    if sample is None:
+        return rows_at(stage, "judgments")
     answers = answers_of_prompt(sample)
     most = keep.max_per_prompt or answers if isinstance(keep, AllAbove) else 1
     return Amount(sample.config.prompts.count * min(answers, most), "at most")

@@ -7,7 +7,7 @@ KIND = Kind(
     name="merge",
     version=1,
     config=Merge,
-    inputs={"policies": port("policy", many=True)},
+    inputs={"policies": port("policy", many=True, merged=True)},
     output=gives("policy"),
     engine="torch",
     problem=merge_problem,

@@ -1,12 +1,13 @@
 """`pair` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Iterator
 from math import comb, inf
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
 from pedigree.configs.base.work import SHARE_OF_A_BOUND, TURN, Amount, PlannedStage, only
-from pedigree.configs.judging.pairing import AllPairs, Pair, pair_needs, pair_problem
-from pedigree.configs.judging.scoring import answers_of_prompt, sampled
+from pedigree.configs.judging.pairing import AllPairs, Delta, Pair, Relaxed, pair_needs, pair_problem
+from pedigree.configs.judging.scoring import answers_of_prompt, sampled, too_few_answers
 
 
 def shrink(cut: Cut) -> None:
@@ -20,8 +21,10 @@ def shrink(cut: Cut) -> None:
         cut.set("strategy.verified", False, "thresholds")
 
 
-def rows(stage: PlannedStage) -> Amount:
+def rows(stage: PlannedStage) -> Amount | None:
     config, sample = stage.config, sampled(only(stage, "judgments", "completions"))
+    if sample is None:
+        return None
     each = 1.0
     if isinstance(config.strategy, AllPairs):
         each = min(comb(answers_of_prompt(sample), 2), config.strategy.per_prompt or inf)
@@ -30,8 +33,22 @@ def rows(stage: PlannedStage) -> Amount:
 
 def row_tokens(stage: PlannedStage) -> float | None:
     first = only(stage, "judgments", "completions")
-    second = SHARE_OF_A_BOUND * sampled(first).config.sampling.max_tokens + TURN
-    return None if first.row_tokens is None else first.row_tokens + second
+    if (sample := sampled(first)) is None or first.row_tokens is None:
+        return None
+    return first.row_tokens + SHARE_OF_A_BOUND * sample.config.sampling.max_tokens + TURN
+
+
+def preflight(stage: PlannedStage) -> Iterator[str]:
+    config, answers = stage.config, only(stage, "judgments", "completions")
+    yield from too_few_answers(answers, 1 if isinstance(config.strategy, Relaxed) else 2)
+    models = len(answers.inputs.get("reward_models", ()))
+    if config.budget and config.budget.choose == "disagreement" and models < 2:
+        yield f"budget.choose disagreement requires two or more reward models, but its answers have {models}: add some to the judge"
+    if isinstance(config.strategy, Delta) and (sample := sampled(answers)):
+        policies = sample.inputs["policies"]
+        for name, label in (("strong", config.strategy.strong), ("weak", config.strategy.weak)):
+            if label not in policies:
+                yield f"strategy.{name} is {label!r}, but the completions are from {', '.join(policies)}: use one of them"
 
 
 KIND = Kind(
@@ -49,6 +66,7 @@ KIND = Kind(
     ids="kept",
     needs=pair_needs,
     problem=pair_problem,
+    preflight=preflight,
     rows=rows,
     row_tokens=row_tokens,
     shrink=shrink,

@@ -167,6 +167,7 @@ KIND = Kind(
     decided_by=lambda config: ("data/filters",) if config.filters else (),
     needs=needs_of,
     problem=inputs_problem,
+    preflight=lambda stage: filter(None, map(stage.problem_of, stage.config.sources)),
     sources=lambda config: config.get("sources", ()),
     ids="kept within kind",
     without=lambda config, ids: without(config.filters, ids),

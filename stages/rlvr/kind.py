@@ -1,8 +1,10 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Iterator
+
 from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
-from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports
+from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports, fewer_at
 from pedigree.configs.methods.environment_programs import shrink_environment
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
@@ -97,6 +99,12 @@ def training_plan(config: Rlvr) -> TrainingPlan:
     )  # fmt: skip
 
 
+def preflight(stage: PlannedStage) -> Iterator[str]:
+    needed = stage.config.prompts_per_step
+    if there := fewer_at(stage, "prompts", needed):
+        yield f"a step requires {needed} prompts, but the pool has {there}: lower prompts_per_step, or add prompts"
+
+
 def work(stage: PlannedStage) -> Amounts:
     config: Rlvr = stage.config
     rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
@@ -133,6 +141,7 @@ KIND = Kind(
     decided_by=decided_by,
     needs=lambda config: frozenset({"reward_models"} if config.reward.by_models else ()),
     problem=rlvr_problem,
+    preflight=preflight,
     work=work,
     training_plan=training_plan,
     scoring_plan=scoring_plan,

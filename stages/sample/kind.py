@@ -1,5 +1,7 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Iterator
+
 from pedigree.configs.base.kind import CONVERSATIONS, RENDERING, Kind, port
 from pedigree.configs.base.shrink import TOKENS, Cut
 from pedigree.configs.base.work import (
@@ -11,6 +13,7 @@ from pedigree.configs.base.work import (
     PlannedStage,
     SamplingPlan,
     at_ports,
+    fewer_at,
     generation,
     only,
 )
@@ -46,6 +49,24 @@ def verified(config: Sample) -> frozenset[str]:
     return frozenset({"prompts"} if config.environment and config.environment.scored_by == "verifier" else ())
 
 
+def preflight(stage: PlannedStage) -> Iterator[str]:
+    window = stage.config.prompts
+    first, end = window.index * window.count, (window.index + 1) * window.count
+    if there := fewer_at(stage, "prompts", end):
+        yield (
+            f"prompts {first} to {end} are configured (count {window.count}, index {window.index}), but the pool has {there}: lower "
+            "prompts.count or prompts.index, or add prompts"
+        )
+
+
+def warnings(stage: PlannedStage) -> Iterator[str]:
+    window, readers = stage.config.prompts, only(stage, "prompts").readers
+    begins = [reader.config.prompts.index for reader in readers if isinstance(reader.config, Sample)]
+    if len(begins) == len(readers) and min(begins) == window.index > 0:
+        unused = window.index * window.count
+        yield f"no stage uses the first {unused} prompts: windows count from 0, so that rounds begin with `index: $round-1`"
+
+
 def rows(stage: PlannedStage) -> Amount:
     return Amount(stage.config.prompts.count * answers_of_prompt(stage), "counted")
 
@@ -72,6 +93,8 @@ KIND = Kind(
     verified=verified,
     decided_by=lambda config: (*RENDERING, *(CONVERSATIONS if config.environment else ())),
     problem=sample_problem,
+    preflight=preflight,
+    warnings=warnings,
     work=work,
     rows=rows,
     row_tokens=row_tokens,

@@ -99,19 +99,19 @@ class Talk:
         """Everything after the prompt as one answer, with log-probs of 0 for what was not sampled."""
         answers = self.answers
         ids, logprobs = list(answers[0].response_ids), list(answers[0].logprobs)
-        for said, answer in zip(self.between, answers[1:], strict=True):
-            ids += [*said, *answer.response_ids]
-            logprobs += [*([0.0] * len(said)), *answer.logprobs]
+        for context, answer in zip(self.between, answers[1:], strict=True):
+            ids += [*context, *answer.response_ids]
+            logprobs += [*([0.0] * len(context)), *answer.logprobs]
         return Generation(ids, logprobs, self.finish_reason, answers[0].version, self._changes())
 
     def _changes(self) -> list[list[int]]:
         """`Generation.changes` of the whole."""
         found, version, start = list[list[int]](), self.answers[0].version, 0
-        for answer, said in zip(self.answers, [*self.between, []], strict=True):
+        for answer, context in zip(self.answers, [*self.between, []], strict=True):
             for newer, place in ([answer.version, 0], *answer.changes):
                 found += [[newer, start + place]] if newer != version else []
                 version = newer
-            start += len(answer.response_ids) + len(said)
+            start += len(answer.response_ids) + len(context)
         return found
 
     @property
@@ -120,8 +120,8 @@ class Talk:
         if self.episode is None:
             return None
         sampled = [True] * len(self.answers[0].response_ids)
-        for said, answer in zip(self.between, self.answers[1:], strict=True):
-            sampled += [False] * len(said) + [True] * len(answer.response_ids)
+        for context, answer in zip(self.between, self.answers[1:], strict=True):
+            sampled += [False] * len(context) + [True] * len(answer.response_ids)
         messages = [*self.messages, {"role": "assistant", "content": self.text}]
         return SampledTurns(sampled, len(self.answers), messages, [reward or 0.0 for reward in self.rewards], self.seconds)
 
@@ -141,8 +141,8 @@ class Talk:
     def request(self, seed: int) -> Request:
         """For the next answer."""
         ids = list(self.prompt_ids)
-        for answer, said in zip(self.answers, self.between, strict=True):
-            ids += [*answer.response_ids, *said]
+        for answer, context in zip(self.answers, self.between, strict=True):
+            ids += [*answer.response_ids, *context]
         return Request(ids, seed, self.temperature)
 
     def answered(self, score: float | None) -> Answered:

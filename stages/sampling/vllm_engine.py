@@ -420,7 +420,7 @@ def _serve(parent: int, numerics: Numerics) -> None:
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps what vLLM and its libraries print out of the pipe
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.flush()
 
@@ -431,17 +431,17 @@ def _serve(parent: int, numerics: Numerics) -> None:
         settings = messages.next()
         with uncollected():  # imports the other half of vLLM
             engine = Inline(settings)
-        tell({"done": None})
+        send({"done": None})
         while order := messages.next():
-            done = _obey(engine, order, messages, tell)
-            tell({"obeyed": "after"} if "between" in order else {"done": done})
+            done = _obey(engine, order, messages, send)
+            send({"obeyed": "after"} if "between" in order else {"done": done})
     except StageError as error:
-        tell({"refused": str(error)})
+        send({"refused": str(error)})
     except BUGS as error:
-        tell({"refused": f"vLLM fails with this model and profile ({type(error).__name__}: {error}), as it would again: see the log"})
+        send({"refused": f"vLLM fails with this model and profile ({type(error).__name__}: {error}), as it would again: see the log"})
         raise
     except Exception as error:  # the boundary of the process: the parent raises it again
-        tell({"failed": f"{type(error).__name__}: {error}"})
+        send({"failed": f"{type(error).__name__}: {error}"})
         raise
     else:
         if settings["numerics"]["tensor_parallel"] > 1:
@@ -488,14 +488,14 @@ class _Messages:
             yield Request(**message)
 
 
-def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, tell: Callable[[dict[str, Any]], None]) -> Any:
-    """Execute a command, sending beats and answers to `tell`; `stream` reads its requests from `messages`."""
+def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, send: Callable[[dict[str, Any]], None]) -> Any:
+    """Execute a command, sending beats and answers to `send`; `stream` reads its requests from `messages`."""
 
     def beat(finished: int) -> None:
-        tell({"beat": finished})
+        send({"beat": finished})
 
     def arrived(number: int, answer: Generation) -> None:
-        tell({"answer": [number, answer.as_json()]})
+        send({"answer": [number, answer.as_json()]})
 
     match order["do"]:
         case "load":
@@ -513,8 +513,8 @@ def _obey(engine: Inline, order: dict[str, Any], messages: _Messages, tell: Call
         case _:
 
             def obey(other: dict[str, Any]) -> None:
-                _obey(engine, other, messages, tell)
-                tell({"obeyed": "between"})
+                _obey(engine, other, messages, send)
+                send({"obeyed": "between"})
 
             requests, sampling = messages.requests(order["requests"], obey, engine), Sampling.model_validate(order["sampling"])
             engine.stream(requests, sampling, order["stop_ids"], arrived, beat, chunk=order["chunk"])

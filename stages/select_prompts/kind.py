@@ -2,7 +2,7 @@
 
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import HIGHEST, LOWEST, Cut
-from pedigree.configs.base.work import Amount, PlannedStage, only
+from pedigree.configs.base.work import Amount, PlannedStage, only, rows_at
 from pedigree.configs.judging.scoring import sampled
 from pedigree.configs.judging.selection import SelectPrompts, keeping_problem
 
@@ -15,8 +15,9 @@ def shrink(cut: Cut) -> None:
         cut.set("max_mean", HIGHEST, "thresholds")
 
 
-def rows(stage: PlannedStage) -> Amount:
-    return Amount(sampled(only(stage, "judgments")).config.prompts.count, "at most")
+def rows(stage: PlannedStage) -> Amount | None:
+    sample = sampled(only(stage, "judgments"))
+    return Amount(sample.config.prompts.count, "at most") if sample else rows_at(stage, "prompts")
 
 
 KIND = Kind(

@@ -22,6 +22,7 @@ KIND = Kind(
     output=gives("policy"),
     engine="torch",
     needs=lambda config: frozenset({"corpus"} if config.source.type == "random_llama" else ()),
+    preflight=lambda stage: filter(None, [stage.problem_of(stage.config.source)]),
     frozen=True,
     sources=lambda config: [config["source"]],
     shrink=shrink,

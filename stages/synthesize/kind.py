@@ -1,8 +1,10 @@
 """`synthesize` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Iterator
+
 from pedigree.configs.base.kind import Kind, gives, port
 from pedigree.configs.base.shrink import Cut
-from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, generation, only, rows_written
+from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, fewer_at, generation, only
 from pedigree.configs.judging.synthesis import SelfInstruct, Synthesize
 from pedigree.configs.methods.language_model import asking_needs, asking_problem, shrink_asking, speaker_sampling_plan
 
@@ -30,6 +32,12 @@ def _requests(stage: PlannedStage) -> tuple[Amount | None, float]:
     return material.rows, tokens
 
 
+def preflight(stage: PlannedStage) -> Iterator[str]:
+    method = stage.config.method
+    if isinstance(method, SelfInstruct) and (there := fewer_at(stage, "prompts", method.shots)):
+        yield f"shots is {method.shots}, but there are {there} prompts: lower it, or add prompts"
+
+
 def rows(stage: PlannedStage) -> Amount | None:
     requests, _ = _requests(stage)
     return Amount(requests.value * stage.config.method.prompts, "at most") if requests else None
@@ -42,7 +50,7 @@ def sampling_plan(config: Synthesize) -> SamplingPlan | None:
 def work(stage: PlannedStage) -> Amounts:
     plan = sampling_plan(stage.config)
     if plan is None:
-        return rows_written(stage)
+        return Amounts(rows=stage.rows)
     requests, shown = _requests(stage)
     return generation(requests, Amount(shown + REQUEST_TOKENS, "estimated"), plan)
 
@@ -58,6 +66,7 @@ KIND = Kind(
     unchecked=True,
     needs=asking_needs("writer"),
     problem=asking_problem("writer"),
+    preflight=preflight,
     work=work,
     rows=rows,
     sampling_plan=sampling_plan,

@@ -52,7 +52,7 @@ def test_caps_and_weights_go_by_the_sources_of_the_rows():
     assert ranked(6, Portion(rows=3, weights={"b": 1.0, "a": 2.0}), sources) == [0, 2, 1]
     assert Counter(ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, repeat=True), sources)) == {0: 1, 2: 1, 4: 1, 1: 2, 3: 1}
     with pytest.raises(PedigreeError, match="3 of source b > 2 such rows"):
-        ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, said="count 6"), sources)
+        ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, wording="count 6"), sources)
     with pytest.raises(PedigreeError, match="there are no rows of source c; available: a, b"):
         ranked(6, Portion(rows=6, weights={"b": 1.0, "c": 1.0}), sources)
 

@@ -48,13 +48,19 @@ KIND = Kind(
 ASK = """
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.kind import Kind, gives, port
-from pedigree.configs.base.work import SamplingPlan, at_ports, generation
+from pedigree.configs.base.work import SamplingPlan, at_ports, fewer_at, generation, only
 
 
 class Ask(Frozen):
     "Answers each prompt once."
 
     longest: int
+    prompts: int = 1
+
+
+def preflight(stage):
+    if there := fewer_at(stage, "prompts", stage.config.prompts):
+        yield f"prompts is {stage.config.prompts}, but there are {there}"
 
 
 def plan(config):
@@ -63,7 +69,9 @@ def plan(config):
 
 KIND = Kind(
     name="ask", version=1, config=Ask, inputs={"prompts": port("prompt"), "model": port("policy")}, output=gives("completion"),
+    preflight=preflight, warnings=lambda stage: ["its answers are read by nobody"] * (not stage.readers),
     engine="vllm", work=lambda stage: generation(*at_ports(stage, ("prompts",)), plan(stage.config)), sampling_plan=plan, family="sampling",
+    rows=lambda stage: only(stage, "prompts").rows,
 )
 """
 OF_MODELS = """
@@ -84,6 +92,21 @@ stages:
     {kind: imitate, in: {policy: base, data: sums}, global_batch: 16, max_length: 64, optimizer: {learning_rate: 1e-5}, lora: {rank: 8}}
   sample: {kind: sample, in: {policies: [imitate], prompts: asked}, sampling: {max_tokens: 32}, samples_per_prompt: 1, prompts: {count: 40}}
   ask: {kind: ask, in: {model: imitate, prompts: asked}, longest: 32}
+"""
+ASKING = """
+description: Stages that read answers of a kind of others.
+execution: cpu
+stages:
+  asked:
+    kind: prepare_data
+    record: prompt
+    sources: [{type: arithmetic, operations: [add], digits: [3], count: 40, seed: 1}]
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  ask: {kind: ask, in: {model: base, prompts: asked}, longest: 32}
+  judge: {kind: judge, in: {completions: ask}}
+  pair: {kind: pair, in: {judgments: judge}}
+  best: {kind: best_answers, in: {judgments: judge}, keep: best_of_n}
+  kept: {kind: select_prompts, in: {prompts: asked, judgments: judge}, min_mean: 0.1}
 """
 
 MEASURE = """
@@ -212,7 +235,20 @@ def test_one_that_trains_or_samples_is_estimated_by_what_it_declares(tmp_path):
         assert found["memory"] == known["memory"] and found["memory"]["peak_bytes"] > 2 * 134_515_008
         assert (found["time"], found["parameters"]) == (known["time"], 134_515_008)
     assert stages["imitate"]["estimate"]["checkpoint_bytes"] == stages["sft"]["estimate"]["checkpoint_bytes"] > 0
+    assert stages["ask"]["warnings"] == ["its answers are read by nobody"]
     assert stages["imitate"]["batch"] == stages["sft"]["batch"].replace("sequences", "conversations")
+
+
+def test_one_that_cannot_succeed_is_refused_and_what_reads_its_answers_is_planned(tmp_path):
+    project = Project(tmp_path)
+    (project.kind.parents[1] / "ask").mkdir()
+    (project.kind.parents[1] / "ask" / "kind.py").write_text(ASK)
+    recipe = project.root / "configs/recipes/asking.yaml"
+    recipe.write_text(ASKING)
+    rows = {stage["address"]: stage["estimate"]["amounts"]["rows"] for stage in json.loads(project("plan", "asking", "--json"))["stages"]}
+    assert rows["asking/best"] == rows["asking/kept"] == {"value": 40, "how": "at_most"} and rows["asking/pair"] is None
+    recipe.write_text(ASKING.replace("longest: 32", "longest: 32, prompts: 41"))
+    assert "stage ask: prompts is 41, but there are at most 40" in project("run", "asking", code=2)
 
 
 def test_suites_of_one_that_evaluates_are_kept_from_training_rows(tmp_path):

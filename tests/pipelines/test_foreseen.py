@@ -193,7 +193,7 @@ WRONG: dict[str, Case] = {
         "stage over: it compares 5 answers to a prompt, but there is 4",
     ),
     "task": Case({"best.task": "gsm8k"}, "stage best: scores does not score the task 'gsm8k'; its suites have the tasks arithmetic"),
-    "candidate": Case({"scores.in.policies": ["sft", "rlvr"]}, "stage best: scores does not evaluate the candidate wrong/dpo_2: add it"),
+    "candidate": Case({"scores.in.policies": ["sft", "rlvr"]}, "stage best: scores does not evaluate the candidate dpo_2: add it"),
     "delta": Case(
         {"pair_0": {"kind": "pair", "in": {"completions": "sample_0"}, "strategy": {"type": "delta", "strong": "sft", "weak": "bse"}}},
         "stage pair_0: strategy.weak is 'bse', but the completions are from sft, base",
