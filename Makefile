@@ -83,6 +83,7 @@ bench: setup ## Measures ratios against peers into benchmarks/results and the do
 	$(if $(ONLY),,python -m benchmarks.growth)
 	$(if $(ONLY),,python -m benchmarks.bf16_products)
 	$(if $(ONLY),,python -m benchmarks.weights)
+	$(if $(ONLY),,PYTHONPATH=tests:tests/pipelines python -m benchmarks.launchers)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 

@@ -94,7 +94,8 @@ Ctrl-C in `pedigree join`, or SIGTERM, stops the whole job with a checkpoint.
 
 **Who does what.** Rank 0, on the machine of `pedigree run`, writes progress, curve, evidence and the result, and runs engines and
 verifiers. Every rank reads rows, weights and tokens from the shared folder, sends its own heartbeat, and writes its part of a checkpoint.
-The log of another node is `log-HOSTNAME.txt` next to the job's `log.txt`; in Slurm, all nodes write to `log.txt`.
+The log of another node is `log-HOSTNAME.txt` next to the job's `log.txt`; in Slurm, all nodes write to `log.txt`. `pedigree logs` shows
+all of them.
 
 **Schedulers.** With [Slurm](slurm.md), [Ray](ray.md) or [Kubernetes](kubernetes.md) a stage starts on all its nodes by itself.
 `pedigree run` and `pedigree join` can also be started by any other scheduler. What both start on a node is

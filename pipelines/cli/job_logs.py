@@ -11,7 +11,7 @@ from pedigree.configs.base.problems import UsageProblem
 from pedigree.configs.base.project import Project
 from pedigree.pipelines.jobs.live import Signs, live_jobs
 from pedigree.pipelines.jobs.scratch_state import UNKNOWN, address_of
-from pedigree.pipelines.run.publication import log_file
+from pedigree.pipelines.run.publication import log_file, node_logs
 
 FOLLOW_POLL_S = 0.5
 
@@ -45,14 +45,14 @@ def queued(project: Project, address: str) -> str:
 
 
 def follow(project: Project, address: str, log: Path) -> Iterator[str]:
-    """Yield a log's text as it grows, until the stage's job ends."""
-    offset, signs = 0, Signs(project)
+    """Yield what a log and those of the job's further nodes gain, until the stage's job ends."""
+    offsets, signs = dict[str, int](), Signs(project)
     while True:
         alive = any(job.address == address for job in live_jobs(project, signs))
-        text, offset = _text_from(log, offset)
+        text = gained(log, offsets, alive)
         if not text and not log.exists():  # the stage ended and its log was moved
             log = log_file(project, address)
-            text, offset = _text_from(log, offset)
+            text = gained(log, offsets, alive)
         if text:
             yield text
         if not alive:
@@ -60,8 +60,18 @@ def follow(project: Project, address: str, log: Path) -> Iterator[str]:
         time.sleep(FOLLOW_POLL_S)
 
 
+def gained(log: Path, offsets: dict[str, int], grows: bool = False) -> str:
+    """What the logs of a job have gained since `offsets` (host → bytes), which are updated: lines of further nodes, which begin with the
+    node's name, then those of its own log. Of several logs that grow, whole lines."""
+    nodes, found = node_logs(log), ""
+    for host, path in nodes.items():
+        lines = _text_from(path, host, offsets, grows).removesuffix("\n").split("\n")
+        found += "".join(f"({host}) {line}\n" for line in lines if line)
+    return found + _text_from(log, "", offsets, grows and bool(nodes))
+
+
 CHATTER = re.compile(
-    r"(?:\(\w+ pid=\d+\) )?"
+    r"(?:\([\w.-]+(?: pid=\d+)?\) )*"
     r"(?:\[[-\d :,.]+\] \[(?:INFO|DEBUG)\]|(?:INFO|DEBUG)[ :]|\S*site-packages/\S+: \w*Warning: |\s+warnings\.warn\(|.*\d+%\|"
     r"|DeepSpeed \S+ built |(?:begin|end) bf16_ ?optimizer$|(?:before|after) (?:initializing group|GatheredParameters)|MA [\d.]+ GB "
     r"|CPU Virtual Memory: |_load_legacy_checkpoint |Triton is installed, but )"
@@ -87,11 +97,13 @@ def last_lines(texts: Iterator[str], lines: int, shown: Callable[[Iterable[str]]
     yield from shown(chain([rest], texts))
 
 
-def _text_from(path: Path, offset: int) -> tuple[str, int]:
+def _text_from(path: Path, host: str, offsets: dict[str, int], whole_lines: bool) -> str:
     try:
         with path.open("rb") as stream:
-            stream.seek(offset)
+            stream.seek(offsets.get(host, 0))
             data = stream.read()
     except OSError:
-        return "", offset
-    return data.decode(errors="replace"), offset + len(data)
+        return ""
+    data = data[: data.rfind(b"\n") + 1] if whole_lines else data
+    offsets[host] = offsets.get(host, 0) + len(data)
+    return data.decode(errors="replace")

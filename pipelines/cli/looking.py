@@ -93,7 +93,7 @@ def logs(
 ) -> None:
     """Print the log of a stage's job, running or finished.
 
-    Shows steps, warnings and errors; `--all` adds what libraries print.
+    Shows steps, warnings and errors; `--all` adds what libraries print. Lines of further nodes begin with the node's name.
     """
     from pedigree.pipelines.cli import job_logs
 
@@ -101,7 +101,7 @@ def logs(
     address, log = job_logs.find_log(project, stage)
     if not log.stat().st_size and (reason := job_logs.queued(project, address)):
         echo(f"{address} waits {reason}", file=sys.stderr)
-    texts = job_logs.follow(project, address, log) if follow else iter([log.read_text(errors="replace")])
+    texts = job_logs.follow(project, address, log) if follow else iter([job_logs.gained(log, {})])
     shown = iter if every else job_logs.without_chatter
     for text in job_logs.last_lines(texts, lines, shown) if lines else shown(texts):
         print(text, end="", flush=follow)  # noqa: T201 - raw log, with colors and progress bars

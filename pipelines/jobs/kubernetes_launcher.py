@@ -3,7 +3,6 @@
 A job is found by its name, which its submission alone has. A cluster that does not answer says nothing about a job.
 """
 
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.kubernetes_client import Place, ask, create, is_installed, path, place_of
 from pedigree.pipelines.jobs.kubernetes_manifest import NODES, PRINT_STACKS, PROJECT, QUEUE, TOKEN, manifest, project_label
-from pedigree.pipelines.jobs.launcher import Away, Deferred, Status
+from pedigree.pipelines.jobs.launcher import Away, Deferred, Polled, Status
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 from pedigree.stages.job.outcome import RESUME_ME
 
@@ -65,11 +64,9 @@ class KubernetesLauncher:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._lock = threading.Lock()
         self._places = cache(place_of)
         """The context and namespace of a profile, for all jobs of a run, although others become kubectl's current ones."""
-        self._looks: dict[tuple[Place, str], _Look | None] = {}
-        self._asked: dict[tuple[Place, str], float] = {}
+        self._looks = Polled(self._list)
         self._known: set[str] = set()
         """Tokens of jobs that the API has listed."""
         self._running: set[str] = set()
@@ -109,11 +106,11 @@ class KubernetesLauncher:
                 raise PedigreeError(f"Kubernetes rejects the job of {spec.address}: {answer.message}")
             raise Deferred(f"for Kubernetes to accept its job: {answer.message}")
         fault_point("job started")
-        self._asked.clear()
+        self._looks.forget()
         return handle
 
     def poll(self, handle: Handle) -> Status:
-        token, result, look = handle.token, reported_success(Path(handle.scratch)), self._look(handle)
+        token, result, look = handle.token, reported_success(Path(handle.scratch)), self._look(handle, ASK_S)
         if look is None:
             if result is not None:
                 return Status("succeeded" if result else "failed")
@@ -174,7 +171,7 @@ class KubernetesLauncher:
             Away: Kubernetes does not answer.
         """
         deadline = time.monotonic() + AWAY_S
-        while (look := self._look(handle, fresh=True)) is None:
+        while (look := self._look(handle, 0.0)) is None:
             if reported_success(Path(handle.scratch)) is not None:
                 return None, []
             if not is_installed() or time.monotonic() > deadline:
@@ -185,16 +182,12 @@ class KubernetesLauncher:
         job = look.jobs.get(_name(handle))
         return None if job is None or _is_finished(job) else job, list(filter(_is_unfinished, look.pods.get(handle.token, [])))
 
-    def _look(self, handle: Handle, *, fresh: bool = False) -> _Look | None:
-        """What the API knows now, queried once for all jobs of a kind; None if it does not answer."""
-        place, kind = _place(handle), "JobSet" if handle.told.get("kind") == "JobSet" else "Job"
-        with self._lock:
-            if fresh or time.monotonic() - self._asked.get((place, kind), float("-inf")) > ASK_S:
-                self._looks[place, kind] = self._list(place, kind)
-                self._asked[place, kind] = time.monotonic()
-            return self._looks[place, kind]
+    def _look(self, handle: Handle, max_age_s: float) -> _Look | None:
+        """What the API knows, queried once for all jobs of a kind; None if it does not answer."""
+        return self._looks.get((_place(handle), "JobSet" if handle.told.get("kind") == "JobSet" else "Job"), max_age_s)
 
-    def _list(self, place: Place, kind: str) -> _Look | None:
+    def _list(self, where: tuple[Place, str]) -> _Look | None:
+        place, kind = where
         if not is_installed():
             return None
         lists = []

@@ -6,11 +6,12 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
@@ -39,6 +40,8 @@ from pedigree.pipelines.jobs.scratch_state import JOB, SPEC, Handle, read_job, r
 from pedigree.pipelines.jobs.slots import HeldSlots
 from pedigree.stages.job.outcome import read_done
 
+Place = TypeVar("Place", bound=Hashable)
+Answer = TypeVar("Answer")
 State = Literal["queued", "running", "succeeded", "failed", "lost", "unknown"]
 """`queued`: in a scheduler's queue. `lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat
 shows whether it is alive."""
@@ -76,6 +79,28 @@ class Deferred(PedigreeError):
 
 class Away(PedigreeError):
     """The scheduler does not answer, so that a job may go on that was to be ended."""
+
+
+class Polled(Generic[Place, Answer]):
+    """What schedulers answer, each asked once for all jobs that are watched."""
+
+    def __init__(self, ask: Callable[[Place], Answer]) -> None:
+        self._ask, self._lock = ask, threading.Lock()
+        self._answers: dict[Place, tuple[float, Answer]] = {}
+
+    def get(self, place: Place, max_age_s: float) -> Answer:
+        """The last answer, unless it is this old."""
+        with self._lock:
+            known = self._answers.get(place)
+            if known is None or time.monotonic() - known[0] >= max_age_s:
+                answer = self._ask(place)
+                known = self._answers[place] = time.monotonic(), answer
+            return known[1]
+
+    def forget(self) -> None:
+        """Ask again next time, since a job was submitted."""
+        with self._lock:
+            self._answers.clear()
 
 
 class LocalLauncher:

@@ -27,19 +27,21 @@ from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs import ray_driver
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Away, Deferred, Status, job_command
+from pedigree.pipelines.jobs.launcher import HUNG_GRACE_S, STACKS, Away, Deferred, Polled, Status, job_command
 from pedigree.pipelines.jobs.ray_driver import LOST, MEMORY, SIGNALED, stop_file
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 from pedigree.stages.job.outcome import RESUME_ME
 
 ASK_S = 2.0
-"""Seconds between two queries about a job."""
+"""Seconds between two queries, each about all jobs."""
 ANSWER_S = 30.0
 AWAY_S = 60.0
 """How long to try to end a job while Ray does not answer."""
 KILL_S = 30.0
 """Longest wait for the end of a job that is killed."""
 ACTIVE = ("PENDING", "RUNNING")
+MOST = 10_000
+"""Entries of a list, by default 100."""
 GROUP = "ray.io/node-group"
 """Label of nodes that an autoscaler may add."""
 REPORTED = (0, 1, RESUME_ME)
@@ -53,8 +55,7 @@ class RayLauncher:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._polled: dict[str, tuple[float, Status]] = {}
-        """Token → when Ray was last asked, and the job's state."""
+        self._jobs, self._groups = Polled(_jobs), Polled(_groups)
         self._running: set[str] = set()
         """Tokens of jobs that were seen running."""
         self._ends: dict[str, float] = {}
@@ -98,14 +99,17 @@ class RayLauncher:
                 raise PedigreeError(f"Ray rejects the job of {spec.address}: {answer}")
             raise Deferred(f"for Ray at {launcher.address} to accept its job: {(answer.splitlines() or [f'HTTP status {code}'])[-1]}")
         fault_point("job started")
+        self._jobs.forget()
         return handle
 
     def poll(self, handle: Handle) -> Status:
-        asked, status = self._polled.get(handle.token, (float("-inf"), Status("unknown")))
-        if time.monotonic() - asked > ASK_S:
-            status = self._look_at(handle)
-            self._polled[handle.token] = time.monotonic(), status
-        return status
+        jobs = self._jobs.get(_address(handle), ASK_S)
+        if jobs is not None and (job := jobs.get(handle.token)) is not None:
+            return self._active(handle) if job["status"] in ACTIVE else self._ended(handle, job)
+        if (result := reported_success(Path(handle.scratch))) is not None:
+            return Status("succeeded" if result else "failed")
+        known = jobs is not None or handle.token in self._running
+        return Status("unknown", waiting="" if known else f"for Ray to answer at {_address(handle)}")
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
         """End a job: remove it from the queue, or ask it to stop; it is killed after `grace_s` seconds, by default its placement's.
@@ -135,33 +139,19 @@ class RayLauncher:
             Away: Ray does not answer.
         """
         deadline = time.monotonic() + AWAY_S
-        while True:
-            code, job = _job(handle)
-            if code in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
-                return code == HTTPStatus.OK and job["status"] in ACTIVE
+        while (jobs := self._jobs.get(_address(handle), ASK_S)) is None:
             if time.monotonic() > deadline:
                 raise Away(f"Ray does not answer at {_address(handle)}, so its job in {handle.scratch} may go on: try again")
             time.sleep(ASK_S)
-
-    def _look_at(self, handle: Handle) -> Status:
-        code, job = _job(handle)
-        if code == HTTPStatus.OK:
-            return self._active(handle) if job["status"] in ACTIVE else self._ended(handle, job)
-        if (result := reported_success(Path(handle.scratch))) is not None:
-            return Status("succeeded" if result else "failed")
-        known = code == HTTPStatus.NOT_FOUND or handle.token in self._running
-        return Status("unknown", waiting="" if known else f"for Ray to answer at {_address(handle)}")
+        return handle.token in jobs and jobs[handle.token]["status"] in ACTIVE
 
     def _active(self, handle: Handle) -> Status:
-        if handle.token not in self._running:
-            fields = {"detail": "true", "filter_keys": "name", "filter_predicates": "=", "filter_values": handle.token}
-            code, answer = _ask(_address(handle), f"/api/v0/placement_groups?{urllib.parse.urlencode(fields)}")
-            groups = answer["data"]["result"]["result"] if code == HTTPStatus.OK else []
-            if code == HTTPStatus.OK and (not groups or groups[0]["state"] == "PENDING"):
-                reason = f" ({groups[0]['stats']['scheduling_state']})" if groups else ""
+        if handle.token not in self._running and (groups := self._groups.get(_address(handle), ASK_S)) is not None:
+            group = groups.get(handle.token)
+            if group is None or group["state"] == "PENDING":
+                reason = f" ({group['stats']['scheduling_state']})" if group else ""
                 return Status("queued", waiting=f"in Ray's queue as job {handle.token}{reason}")
-            if groups:
-                self._running.add(handle.token)
+            self._running.add(handle.token)
         return Status("running")
 
     def _ended(self, handle: Handle, job: dict[str, Any]) -> Status:
@@ -188,7 +178,7 @@ def bundle(launcher: Ray, numerics: Numerics, slots: int) -> dict[str, float]:
 
 def problem_of(address: str, nodes: int, wanted: tuple[tuple[str, float], ...]) -> str | None:
     """Why a job can never start: no Ray is at the address, or its cluster has too few such nodes and does not grow."""
-    code, answer = _ask(address, "/api/v0/nodes?limit=10000")
+    code, answer = _ask(address, f"/api/v0/nodes?limit={MOST}")
     if code != HTTPStatus.OK:
         why = f"HTTP status {code}" if code else answer
         return f"no Ray answers at {address} ({why}): start the cluster with its dashboard, or correct placement.launcher.address"
@@ -211,10 +201,17 @@ def _address(handle: Handle) -> str:
     return str(handle.told.get("address"))
 
 
-def _job(handle: Handle) -> tuple[int, Any]:
-    if not handle.token:  # Ray would list all jobs
-        return HTTPStatus.NOT_FOUND, ""
-    return _ask(_address(handle), f"/api/jobs/{handle.token}")
+def _jobs(address: str) -> dict[str, Any] | None:
+    """Token → job, of all jobs of a cluster; None if it does not answer."""
+    code, answer = _ask(address, "/api/jobs/")
+    return {job["submission_id"]: job for job in answer} if code == HTTPStatus.OK else None
+
+
+def _groups(address: str) -> dict[str, Any] | None:
+    """Token → placement group, of all jobs of a cluster that wait or run; None if it does not answer."""
+    fields = {"detail": "true", "limit": MOST, "filter_keys": "state", "filter_predicates": "!=", "filter_values": "REMOVED"}
+    code, answer = _ask(address, f"/api/v0/placement_groups?{urllib.parse.urlencode(fields)}")
+    return {group["name"]: group for group in answer["data"]["result"]["result"]} if code == HTTPStatus.OK else None
 
 
 def _ask(address: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:

@@ -7,7 +7,6 @@ again. A controller that does not answer says nothing about a job.
 import shlex
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from pedigree.data.host.faults import fault_point
 from pedigree.data.store.fence import Fence
 from pedigree.data.store.heartbeat import SILENCE_S
 from pedigree.pipelines.jobs.job_environment import job_environment
-from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Away, Deferred, Status, job_command
+from pedigree.pipelines.jobs.launcher import STACKS, STACKS_S, Away, Deferred, Polled, Status, job_command
 from pedigree.pipelines.jobs.scratch_state import JOB, Handle, read_spec, reported_success
 from pedigree.pipelines.jobs.slurm_client import ask, batch_script, deferral, exit_code, is_away, is_installed, message, resources
 from pedigree.stages.job.outcome import RESUME_ME
@@ -62,31 +61,16 @@ class _Entry:
     reason: str
 
 
-class _Queue:
-    """Slurm's list of this user's jobs, queried once for all jobs that are watched."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._jobs: dict[str, _Entry] | None = None
-        self._asked = float("-inf")
-
-    def jobs(self, *, fresh: bool = False) -> dict[str, _Entry] | None:
-        """Token → job; None if the controller does not answer, or Slurm is not installed here."""
-        with self._lock:
-            if fresh or time.monotonic() - self._asked > ASK_S:
-                self._jobs = self._ask()
-                self._asked = time.monotonic()
-            return self._jobs
-
-    def _ask(self) -> dict[str, _Entry] | None:
-        if not is_installed():
-            return None
-        answer = ask("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
-        rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
-        return None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
+def _jobs(_: None) -> dict[str, _Entry] | None:
+    """Token → job of this user; None if the controller does not answer, or Slurm is not installed here."""
+    if not is_installed():
+        return None
+    answer = ask("squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%N|%r|%k")
+    rows = [line.split("|", 4) for line in answer.stdout.splitlines() if line.count("|") >= 4]
+    return None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
 
 
-_QUEUE = _Queue()
+_QUEUE = Polled(_jobs)
 
 
 class SlurmLauncher:
@@ -129,12 +113,12 @@ class SlurmLauncher:
             (scratch / JOB).unlink()
             raise PedigreeError(f"Slurm rejects the job of {spec.address}: {message(answer)}")
         fault_point("job started")
-        _QUEUE.jobs(fresh=True)
+        _QUEUE.forget()
         return handle
 
     def poll(self, handle: Handle) -> Status:
         token, scratch = handle.token, Path(handle.scratch)
-        queue = _QUEUE.jobs()
+        queue = _QUEUE.get(None, ASK_S)
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
                 self._running.add(token)
@@ -184,7 +168,7 @@ class SlurmLauncher:
             Away: Slurm does not answer.
         """
         deadline = time.monotonic() + AWAY_S
-        while (queue := _QUEUE.jobs(fresh=True)) is None:
+        while (queue := _QUEUE.get(None, 0.0)) is None:
             if reported_success(Path(handle.scratch)) is not None:
                 return None
             if not is_installed() or time.monotonic() > deadline:
@@ -214,7 +198,7 @@ class SlurmLauncher:
 def _arrives(token: str) -> bool:
     """Whether a job is in the queue, or comes there soon."""
     deadline = time.monotonic() + ARRIVAL_S
-    while token not in (_QUEUE.jobs(fresh=True) or {}):
+    while token not in (_QUEUE.get(None, 0.0) or {}):
         if time.monotonic() > deadline:
             return False
         time.sleep(ASK_S)

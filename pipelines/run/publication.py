@@ -73,12 +73,16 @@ def recover(project: Project, address: str) -> None:
 
 
 def clear(project: Project, node: Node, key: str) -> None:
-    """Remove the scratch folder of a finished stage, but save its log."""
+    """Remove the scratch folder of a finished stage, but save its logs."""
     scratch = project.scratch(key)
     if (scratch / "log.txt").exists():
         kept = log_file(project, node.address)
         kept.parent.mkdir(parents=True, exist_ok=True)
+        for old in node_logs(kept).values():
+            old.unlink()
         shutil.copyfile(scratch / "log.txt", kept)
+        for host, log in node_logs(scratch / "log.txt").items():
+            shutil.copyfile(log, kept.with_name(f"{kept.stem}-{host}.txt"))
     spec = known_spec(scratch)
     if spec is not None:
         checkpoint_store.clear(spec.placement.checkpoint_url, scratch)
@@ -88,6 +92,11 @@ def clear(project: Project, node: Node, key: str) -> None:
 def log_file(project: Project, address: str) -> Path:
     """Log of a finished stage; a running job writes `log.txt` in its scratch folder."""
     return project.private / "logs" / f"{address}.log"
+
+
+def node_logs(log: Path) -> dict[str, Path]:
+    """Host name → log of each further node of a job, next to the job's own `log`."""
+    return {path.stem.removeprefix(f"{log.stem}-"): path for path in sorted(log.parent.glob(f"{log.stem}-*.txt"))}
 
 
 def result_of(scratch: Path) -> Success:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kubernetes_cluster
 import pytest
+import ray_cluster
 import typer.main
 from in_process import in_process
 from running_lab import Lab, outcomes
@@ -14,7 +15,7 @@ from slurm_cluster import Cluster
 from waiting import until
 
 from pedigree.pipelines.cli import main as cli
-from pedigree.pipelines.jobs import kubernetes_launcher
+from pedigree.pipelines.jobs import kubernetes_launcher, ray_launcher
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +61,26 @@ def cluster(_slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
     yield _slurm
     _slurm.ask("scancel", "--me")
     until(lambda: not _slurm.ask("squeue", "--noheader", "--me"))
+
+
+@pytest.fixture(scope="module")  # it takes a core now and then while it lives
+def _ray() -> Iterator[ray_cluster.Cluster]:
+    cluster = ray_cluster.Cluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def ray(_ray: ray_cluster.Cluster) -> Iterator[ray_cluster.Cluster]:
+    """A Ray of two nodes, without jobs."""
+    yield _ray
+    for job in _ray.ask("/api/jobs/"):
+        if job["status"] in ray_launcher.ACTIVE:
+            _ray.stop_job(job["submission_id"])
+    until(lambda: not {"PENDING", "RUNNING"} & {*_ray.jobs().values()})
 
 
 @pytest.fixture

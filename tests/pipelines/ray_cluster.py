@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import pytest
 from free_ports import free_ports
 from waiting import until
 
+from pedigree.pipelines.jobs import ray_launcher
+
 PACKAGES = (
     "ray==2.60.0", "aiohttp-cors==0.8.1", "colorful==0.5.8", "google-api-core==2.44.0", "google-auth==2.63.0", "opencensus==0.11.4",
     "opencensus-context==0.1.3", "opentelemetry-exporter-prometheus==0.66b2", "proto-plus==1.29.0", "pyasn1==0.6.5",
@@ -28,8 +31,6 @@ PACKAGES = (
 )  # fmt: skip
 """Of `ray[default]`, what the lock does not have."""
 SECOND = "second"
-HEAD = {"node:__internal_head__": 0.1}
-"""A resource that every head node has."""
 CPUS = 2
 
 
@@ -53,6 +54,8 @@ def _packages() -> Path:
 class Cluster:
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ray-")))  # sockets need a short path
     _nodes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _wanted: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name → arguments of `ray start`."""
 
     def start(self) -> None:
         self._environment = os.environ | {
@@ -61,22 +64,68 @@ class Cluster:
         }
         gcs, dashboard, clients = free_ports(3)
         self.address, self._gcs = f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}"
-        self._node(
-            "head", "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
+        self._wanted["head"] = (
+            "--head", f"--port={gcs}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
             f"--ray-client-server-port={clients}", f"--temp-dir={self.folder}", "--disable-usage-stats",
         )  # fmt: skip
-        until(lambda: self.nodes() == 1, 120, alive=lambda: self._nodes["head"].poll() is None)
+        until(self._has_joined, 120)
+        self.start_second()
 
-        def joined() -> bool:
-            if SECOND not in self._nodes or self._nodes[SECOND].poll() is not None:  # on a busy machine Ray gives up after 30 s
-                self._node(SECOND, f"--address={self._gcs}")
-            return self.nodes() == 2
+    def start_second(self) -> None:
+        self._wanted[SECOND] = (f"--address={self._gcs}",)
+        until(self._has_joined, 120)
 
-        until(joined, 120)
+    def _has_joined(self) -> bool:
+        """Whether all nodes are there. On a busy machine Ray gives up after 30 s, and is started again."""
+        for name, arguments in self._wanted.items():
+            if name not in self._nodes or self._nodes[name].poll() is not None:
+                self._node(name, *arguments)
+        return self.nodes() == len(self._wanted)
 
     def kill(self, node: str) -> None:
         os.killpg(self._nodes[node].pid, signal.SIGKILL)
         self._nodes.pop(node).wait()
+        del self._wanted[node]
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The dashboard does not answer."""
+        dashboard = self.dashboard()
+        os.kill(dashboard, signal.SIGSTOP)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ray_launcher, "ANSWER_S", 1.0)
+                yield
+        finally:
+            os.kill(dashboard, signal.SIGCONT)
+
+    @contextmanager
+    def busy(self) -> Iterator[list[str]]:
+        """Foreign jobs, of these IDs, have all cores that no other job has."""
+
+        def taken() -> int:
+            groups = self.ask("/api/v0/placement_groups?limit=10000")["data"]["result"]["result"]
+            others = sum(job["status"] == "RUNNING" and not job["metadata"] for job in self.ask("/api/jobs/"))
+            return others + sum(group["state"] == "CREATED" for group in groups)
+
+        foreign = self._foreign(2 * CPUS - taken())
+        until(lambda: taken() == 2 * CPUS)
+        try:
+            yield foreign
+        finally:
+            for job in foreign:
+                self.stop_job(job)
+
+    def occupy_head(self) -> list[str]:
+        """Foreign jobs take all cores of the head node; return their IDs."""
+        jobs = self._foreign(CPUS, entrypoint_resources={"node:__internal_head__": 0.1})  # every head node has 1 of it
+        until(lambda: all(self.jobs()[job] == "RUNNING" for job in jobs))
+        return jobs
+
+    def _foreign(self, count: int, **where: Any) -> list[str]:
+        """Submit jobs of one core each; return their IDs."""
+        job = {"entrypoint": "sleep 600", "entrypoint_num_cpus": 1, **where}
+        return [self.ask("/api/jobs/", job)["submission_id"] for _ in range(count)]
 
     def nodes(self) -> int:
         """Number of nodes that are alive."""
@@ -87,13 +136,6 @@ class Cluster:
     def jobs(self) -> dict[str, str]:
         """Name of each job → its status."""
         return {(job["metadata"] or {}).get("job_name", job["submission_id"]): job["status"] for job in self.ask("/api/jobs/")}
-
-    def occupy(self, *where: dict[str, float]) -> list[str]:
-        """Foreign jobs that take all cores of a node each, `where` it has these resources; return their IDs."""
-        jobs = [{"entrypoint": "sleep 600", "entrypoint_num_cpus": CPUS, "entrypoint_resources": one} for one in where]
-        names = [self.ask("/api/jobs/", job)["submission_id"] for job in jobs]
-        until(lambda: all(self.jobs()[name] == "RUNNING" for name in names))
-        return names
 
     def stop_job(self, name: str) -> None:
         self.ask(f"/api/jobs/{name}/stop", {})

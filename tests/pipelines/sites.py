@@ -11,6 +11,8 @@ from typing import Protocol
 import pytest
 from commands import Command
 from kubernetes_cluster import Cluster as Kubernetes
+from ray_cluster import SECOND
+from ray_cluster import Cluster as Ray
 from running_lab import Lab
 from slurm_cluster import Cluster
 from waiting import deadline
@@ -35,6 +37,10 @@ class Site(Protocol):
         """What starts jobs is away meanwhile, and those that run go on."""
         ...
 
+    def preempt(self) -> None:
+        """The one job that runs has to make way for another, which soon ends."""
+        ...
+
 
 class Here:
     launcher = "{type: local}"
@@ -51,6 +57,9 @@ class Here:
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         pytest.skip("a run starts its jobs itself")
 
+    def preempt(self) -> None:
+        pytest.skip("nothing preempts a job of this machine")
+
 
 class InSlurm:
     launcher = "{type: slurm}"
@@ -66,6 +75,37 @@ class InSlurm:
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         return self.cluster.without_controller()
+
+    def preempt(self) -> None:
+        self.cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+
+
+class InRay:
+    """Jobs start on the second node: with the first, Ray would lose the process that leads a job. Ray has no time limits for jobs; that of
+    the profile holds as elsewhere."""
+
+    def __init__(self, cluster: Ray) -> None:
+        self.cluster, self.launcher = cluster, f"{{type: ray, address: '{cluster.address}'}}"
+        self._foreign = cluster.occupy_head()
+
+    def busy(self) -> AbstractContextManager[object]:
+        return self.cluster.busy()
+
+    @contextmanager
+    def lost_node(self, lab: Lab) -> Iterator[None]:
+        self.cluster.kill(SECOND)
+        for job in self._foreign:
+            self.cluster.stop_job(job)
+        try:
+            yield
+        finally:
+            self.cluster.start_second()
+
+    def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        return self.cluster.away()
+
+    def preempt(self) -> None:
+        pytest.skip("Ray preempts no job")
 
 
 class InKubernetes:
@@ -89,6 +129,9 @@ class InKubernetes:
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
         return self.cluster.away()
+
+    def preempt(self) -> None:
+        self.cluster.disrupt("PreemptionByScheduler")
 
 
 class Work:

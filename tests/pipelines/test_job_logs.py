@@ -2,7 +2,7 @@
 
 import pytest
 
-from pedigree.pipelines.cli.job_logs import last_lines, without_chatter
+from pedigree.pipelines.cli.job_logs import gained, last_lines, without_chatter
 
 pytestmark = pytest.mark.unit
 
@@ -13,6 +13,7 @@ WARNING 11-27 04:00:01 [core.py:58] no memory left for the cache
 step 2/20  loss 3.9
 begin to worry: MA is short of memory
 INFORMATION on a row
+(n2) [2026-11-27 04:00:01,123] [WARNING] [engine.py:1] the optimizer skipped a step
 refused: rows: 1 malformed rows of 20:
   rows.jsonl:8: is not JSON
 Traceback (most recent call last):
@@ -21,7 +22,8 @@ torch.OutOfMemoryError: out of memory
 """
 CHATTER = """[2026-11-27 04:00:00,123] [INFO] [config.py:1003:print] DeepSpeedEngine configuration:
 INFO 11-27 04:00:00 [core.py:58] Initializing a V1 LLM engine
-(EngineCore_0 pid=123) INFO 11-27 04:00:00 [gpu_worker.py:2] Loading weights
+(n2.site) INFO 11-27 04:00:00 [core.py:58] Initializing a V1 LLM engine
+(n2) (EngineCore_0 pid=123) INFO 11-27 04:00:00 [gpu_worker.py:2] Loading weights
 lib/python3.11/site-packages/torch/cuda.py:63: FutureWarning: pynvml is deprecated
   warnings.warn(
 DeepSpeed deepspeed.ops.comm.deepspeed_shm_comm_op built successfully
@@ -58,3 +60,15 @@ def test_the_last_lines_of_a_growing_log_come_first_and_then_all_that_follows(ev
     assert "".join(shown) == before + "four\n" + noise * every + "five\nsix\n"
     assert "".join(last_lines(iter(["one\ntwo\n"]), 5, without_chatter)) == "one\ntwo\n"
     assert "".join(last_lines(iter(["one\ntwo"]), 1, without_chatter)) == "two"
+
+
+def test_lines_of_further_nodes_begin_with_the_nodes_name_and_stay_whole(tmp_path):
+    log, other = tmp_path / "log.txt", tmp_path / "log-n2.txt"
+    log.write_text("step 1/2\nstep ")
+    other.write_text("joined\n2 ran")
+    offsets = {}
+    assert gained(log, offsets, grows=True) == "(n2) joined\nstep 1/2\n"
+    for path, more in ((log, "2/2\n"), (other, "ks\n\nended")):
+        path.write_text(path.read_text() + more)
+    assert gained(log, offsets, grows=True) == "(n2) 2 ranks\nstep 2/2\n"
+    assert gained(log, offsets) == "(n2) ended\n" and gained(log, offsets) == ""

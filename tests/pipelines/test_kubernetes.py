@@ -12,22 +12,19 @@ from commands import InProcessCommand
 from kubernetes_cluster import Cluster, problems
 from running_lab import PROFILE, RANKS, Lab, outcomes, read, running_scratch
 from sites import at_work
-from waiting import deadline, until
+from waiting import until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Kubernetes, Numerics, Placement
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.pipelines.jobs import job_environment, kubernetes_launcher
-from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.kubernetes_client import Answer, create
 from pedigree.pipelines.jobs.kubernetes_launcher import KubernetesLauncher
 from pedigree.pipelines.jobs.kubernetes_manifest import job_name, preview
 from pedigree.pipelines.jobs.launcher import Deferred, Status
 from pedigree.pipelines.jobs.live import live_jobs
-from pedigree.pipelines.jobs.processes import processes_of
 from pedigree.pipelines.jobs.scratch_state import Handle, read_job, write_spec
-from pedigree.pipelines.run.ensure import ensure
 from pedigree.stages.job.spec import JobSpec
 
 DONE = dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
@@ -356,21 +353,6 @@ def test_a_recipe_runs_in_pods_and_beside_them_and_leaves_the_same_bytes(lab: La
     assert outcomes(local) == DONE
     for stage in DONE:
         assert read(local, stage, "record.json")["content"] == read(lab, stage, "record.json")["content"]
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab, cluster: Cluster) -> None:
-    lab.knobs(raw={"seconds": 600, "silent": True})
-    seconds = round(deadline(8))
-    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
-    run = lab.run()
-    with pytest.raises(StageFailed, match=rf"no heartbeat for \d+ s .* allows {seconds}\b"):
-        ensure(run, run.graph.find("raw"))
-    scratch = running_scratch(lab, "raw")
-    assert scratch and not list(processes_of(scratch)) and not cluster.jobs and not cluster.pods
-    log = (scratch / "log.txt").read_text()
-    assert 'prepare_data/run.py", line' in log.partition("Thread 0x")[0]
 
 
 @pytest.mark.slow

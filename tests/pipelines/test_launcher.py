@@ -122,6 +122,7 @@ def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: 
     assert outcomes(lab)["sft"] == "ran" and lab.runs().count("sft") == 2
     with pytest.raises(KeyboardInterrupt):
         thread.join(60)
+    assert (lab.project.private / "logs" / "lab" / f"sft-{os.uname().nodename}.txt").exists()
     assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
 
 

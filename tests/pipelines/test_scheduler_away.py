@@ -14,11 +14,13 @@ from running_lab import Lab
 from sites import at_work
 from waiting import deadline, until
 
+from pedigree.configs.base.project import Project
 from pedigree.data.artifacts.artifacts import write_json
 from pedigree.data.store import heartbeat
 from pedigree.pipelines.jobs import attempts, ray_launcher
 from pedigree.pipelines.jobs.live import Signs, live_jobs
-from pedigree.pipelines.jobs.ray_launcher import problem_of
+from pedigree.pipelines.jobs.ray_launcher import RayLauncher, problem_of
+from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.run.runs import run_graph
 
 PROFILE = "configs/execution/lab.yaml"
@@ -35,7 +37,9 @@ class Ray(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.launcher = f"{{type: ray, address: 'http://127.0.0.1:{self.server_port}'}}"
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        self.launcher = f"{{type: ray, address: '{self.address}'}}"
+        self.jobs, self.asked = list[str](), list[str]()
         threading.Thread(target=self.serve_forever, args=(0.01,)).start()
 
     def leave(self) -> None:
@@ -47,17 +51,20 @@ class Answer(BaseHTTPRequestHandler):
     server: Ray
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        full = self.server.full
+        body, full = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server.full
         if self.path.endswith("/stop"):
             self.server.status = "STOPPED"
+        elif not full:
+            self.server.jobs.append(body["submission_id"])
         self.answer(500 if full else 200, b"No available agent to submit job, please try again later." if full else b"{}")
 
     def do_GET(self) -> None:
         nodes = [{"state": state, "labels": {}, "resources_total": {"GPU": 8.0}} for state in self.server.nodes]
-        found: dict[str, Any] = {"data": {"result": {"result": nodes if "/nodes" in self.path else []}}}
-        if self.path.startswith("/api/jobs/"):
-            found = {"status": self.server.status, "driver_exit_code": 1 if self.server.status == "FAILED" else None, "message": ""}
+        found: Any = {"data": {"result": {"result": nodes if "/nodes" in self.path else []}}}
+        if self.path == "/api/jobs/":
+            job = {"status": self.server.status, "driver_exit_code": 1 if self.server.status == "FAILED" else None, "message": ""}
+            found = [{"submission_id": name, **job} for name in self.server.jobs]
+        self.server.asked.append(self.path.partition("?")[0])
         self.answer(200, json.dumps(found).encode())
 
     def answer(self, code: int, body: bytes) -> None:
@@ -172,9 +179,16 @@ def test_stages_in_a_queue_keep_none_of_this_machine_from_starting(lab: Lab) -> 
     assert {("lab/suite", "waiting"), ("lab/raw", "waiting")} <= set(seen)
 
 
+def test_one_query_shows_the_states_of_all_jobs(tmp_path: Path, ray: Ray) -> None:
+    ray.jobs = [f"{number:032x}" for number in range(3)]
+    launcher, told = RayLauncher(Project(tmp_path)), {"address": ray.address}
+    handles = [Handle(launcher="ray", scratch=str(tmp_path), attempt=1, told=told | {"token": job}) for job in ray.jobs]
+    assert [launcher.poll(handle).state for handle in handles * 2] == ["queued"] * 6
+    assert ray.asked == ["/api/jobs/", "/api/v0/placement_groups"]
+
+
 def test_lost_nodes_of_a_cluster_are_none(ray: Ray) -> None:
-    address = f"http://127.0.0.1:{ray.server_port}"
     ray.nodes = ("ALIVE", "DEAD", "DEAD", "DEAD")
-    assert problem_of(address, 1, (("GPU", 8),)) is None
-    said = problem_of(address, 4, (("GPU", 8),))
+    assert problem_of(ray.address, 1, (("GPU", 8),)) is None
+    said = problem_of(ray.address, 4, (("GPU", 8),))
     assert said and "has 1 of 4 nodes with {GPU: 8}" in said

@@ -1,8 +1,6 @@
 """Jobs in the queue of a real Slurm of two nodes on this machine."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,7 +21,7 @@ from pedigree.pipelines.jobs.events import StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.jobs.slurm_client import problem_of
-from pedigree.pipelines.run.ensure import Result, ensure
+from pedigree.pipelines.run.ensure import ensure
 from pedigree.pipelines.run.runs import run_graph
 
 pytestmark = pytest.mark.slow
@@ -156,19 +154,6 @@ def test_a_job_that_slurm_rejects_fails_at_once(lab: Lab) -> None:
         assert "Slurm rejects the job of lab/raw: invalid partition specified: nowhere" in str(work.failure())
 
 
-def test_a_killed_job_resumes_from_its_checkpoint_without_waiting_for_a_report(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "SILENCE_S", float("inf"))
-    lab.knobs(raw={"seconds": 300})
-    with at_work(lab) as work:
-        until(lambda: running_scratch(lab, "raw"))
-        lab.knobs()
-        for pid in Command(lab).jobs():
-            os.kill(pid, signal.SIGKILL)
-        assert work.outcome() == "ran"
-    first, second = read(lab, "raw", "run.json")["attempts"]
-    assert first["cause"] == "crashed" and second["cause"] == "succeeded" and second["resumed_from"]
-
-
 @pytest.mark.nightly
 def test_the_report_of_a_job_that_ended_well_is_waited_for(lab: Lab, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
@@ -201,18 +186,6 @@ def test_a_user_sees_where_a_job_waits_and_runs_and_follows_its_log(lab: Lab, cl
 
 
 @pytest.mark.nightly
-def test_a_preempted_job_resumes_when_its_nodes_are_free(lab: Lab, cluster: Cluster) -> None:
-    lab.knobs(raw={"seconds": 300})
-    with at_work(lab) as work:
-        until(lambda: running_scratch(lab, "raw"))
-        lab.knobs()
-        cluster.ask("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
-        assert work.outcome() == "ran"
-    first, second = read(lab, "raw", "run.json")["attempts"]
-    assert first["cause"] == "preempted" and second["cause"] == "succeeded" and second["resumed_from"]
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_job_that_an_administrator_requeues_ends_well(lab: Lab, cluster: Cluster, allowed: bool) -> None:
     lab.knobs(raw={"hold": "go"})
@@ -228,22 +201,6 @@ def test_a_job_that_an_administrator_requeues_ends_well(lab: Lab, cluster: Clust
             cluster.ask("scontrol", "update", f"jobid={number}", "starttime=now")
         assert work.outcome() == "ran"
     assert attempts(lab, "raw") == ["succeeded"]
-
-
-def test_a_run_that_was_killed_finds_its_job_again(lab: Lab, cluster: Cluster) -> None:
-    lab.knobs(raw={"hold": "go"})
-    command = Command(lab).until("run", "lab", ready=(lab.root / "go.waiting").exists)
-    command.kill()
-    command.communicate()
-    assert ("lab/raw", False) in [(job.address, job.elsewhere) for job in live_jobs(lab.project)]
-    cancelled = threading.Event()
-    run = lab.run(cancelled=cancelled)
-    thread = InThread(run_graph, run)
-    until(lambda: any(job.address == "lab/raw" and job.holder for job in live_jobs(lab.project)), alive=thread.alive)
-    (lab.root / "go").touch()
-    found = {end.address: end for end in thread.join() if isinstance(end, Result)}
-    assert found["lab/raw"].outcome == "attached" and found["lab/cleaner"].outcome == "ran"
-    assert lab.runs().count("raw") == 1
 
 
 @pytest.mark.nightly
