@@ -4,10 +4,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 from running_lab import RANKS, Lab, outcomes, read
+from sweeps import nightly_after
 from waiting import InThread, until
 
 from pedigree.configs.base.document import ConfigError
@@ -30,6 +34,7 @@ TRACKERS = {
     "tensorboard": "{type: tensorboard, folder: boards}",
     "wandb": "{type: wandb, project: lab, mode: offline}",
     "mlflow": "{type: mlflow, uri: 'sqlite:///runs.db'}",
+    "trackio": "{type: trackio, project: lab}",
 }
 
 
@@ -90,13 +95,36 @@ def mlflow_runs(root: Path) -> tuple[list[list[int]], str]:
     return steps, json.dumps([run.data.params | run.data.tags for run in found])
 
 
-READ = {"tensorboard": boards, "wandb": wandb_runs, "mlflow": mlflow_runs}
+def trackio_runs(root: Path) -> tuple[list[list[int]], str]:
+    """Read without trackio, whose folder is fixed when it is imported."""
+    with closing(sqlite3.connect(root / "trackio/lab.db")) as database:
+        rows = database.execute("SELECT run_id, step, metrics FROM metrics ORDER BY id").fetchall()
+        ((config,),) = database.execute("SELECT config FROM configs")
+    steps, results = dict[str, list[int]](), 0
+    for run, step, metrics in rows:
+        if "rows" in json.loads(metrics):
+            steps.setdefault(run, []).append(step)
+        results += "result/rows" in json.loads(metrics)
+    assert results == 1 and json.loads(config)["outcome"] == "done"
+    return [*steps.values()], config.decode()
 
 
-@pytest.mark.parametrize("kind", TRACKERS)
-def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: Path, kind: str) -> None:
+READ = {"tensorboard": boards, "wandb": wandb_runs, "mlflow": mlflow_runs, "trackio": trackio_runs}
+
+
+@pytest.fixture
+def installed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of a tracker, in this process and those it starts, from the folder of `make test-all`."""
+    folder = str(Path(sys.prefix) / "trackers")
+    monkeypatch.setattr(sys, "path", [*sys.path, folder])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), folder]))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "project/trackio"))
     if find_spec(kind) is None:
-        pytest.skip(f"{kind} is not in the lock: pip install {kind}")
+        pytest.skip(f"{kind} is not in the lock: `make test-all` installs it")
+
+
+@pytest.mark.parametrize("kind", nightly_after(1, TRACKERS))
+def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: Path, kind: str, installed: None) -> None:
     lab, stop = lab_with(tmp_path, TRACKERS[kind]), threading.Event()
     lab.write("knobs.json", '{"lab/sft": {"seconds": 600}}')
     run = lab.run(cancelled=stop)
