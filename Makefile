@@ -51,7 +51,12 @@ test: style ## Checks style, spelling and types and runs the tests, WORKERS=2 fi
 	exit $${failed:-0}
 
 test-all: export PEDIGREE_TEST_ALL = 1
-test-all: test ## The same with the nightly cases: whole matrices, all rehearsals, chaos, memory estimates
+test-all: .venv/trackers test ## The same with the nightly cases: whole matrices, all rehearsals, chaos, memory estimates
+
+# Beside the packages of the lock: only tests of trackers look into it.
+.venv/trackers: requirements/trackers.txt | setup
+	rm -rf $@
+	.venv/bin/python -m pip install --quiet --no-deps --target $@ --requirement $<
 
 lint: style ## Checks style, spelling and types
 	pyright

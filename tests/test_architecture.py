@@ -114,6 +114,7 @@ DOORS = {
     "mlflow": "pipelines/tracking/mlflow_runs.py",
     "model_signing": "pipelines/publish/signing.py",
     "tensorboard": "pipelines/tracking/tensorboard_runs.py",
+    "trackio": "pipelines/tracking/trackio_runs.py",
     "wandb": "pipelines/tracking/wandb_runs.py",
     "httpx": {
         "stages/sampling/endpoint.py",

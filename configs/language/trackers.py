@@ -46,6 +46,14 @@ class Mlflow(Frozen):
         return value
 
 
+class Trackio(Frozen):
+    """trackio's database on this machine, in the folder TRACKIO_DIR of the environment; `trackio show` shows it."""
+
+    type: Literal["trackio"]
+    project: Text
+    """Project in the database."""
+
+
 class Prometheus(Frozen):
     """A file for the textfile collector of Prometheus' node_exporter."""
 
@@ -62,4 +70,4 @@ class JsonLog(Frozen):
     """Relative to the project; lines are appended."""
 
 
-Tracker = Annotated[TensorBoard | Wandb | Mlflow | Prometheus | JsonLog, Field(discriminator="type")]
+Tracker = Annotated[TensorBoard | Wandb | Mlflow | Trackio | Prometheus | JsonLog, Field(discriminator="type")]

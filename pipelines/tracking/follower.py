@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.project import Project
-from pedigree.configs.language.trackers import JsonLog, Mlflow, Prometheus, TensorBoard, Tracker, Wandb
+from pedigree.configs.language.trackers import JsonLog, Mlflow, Prometheus, TensorBoard, Tracker, Trackio, Wandb
 from pedigree.data.artifacts.artifacts import open_artifact, write_text
 from pedigree.pipelines.telemetry import no_telemetry
 from pedigree.pipelines.tracking.json_log import JsonLines
@@ -29,6 +29,7 @@ from pedigree.pipelines.tracking.mlflow_runs import MlflowRun
 from pedigree.pipelines.tracking.prometheus_file import PrometheusFile
 from pedigree.pipelines.tracking.tensorboard_runs import TensorBoardRun
 from pedigree.pipelines.tracking.tracked_stage import END_S, INTERRUPTED, Curve, Row, TrackedStage, TrackerRun, rows_of
+from pedigree.pipelines.tracking.trackio_runs import TrackioRun
 from pedigree.pipelines.tracking.wandb_runs import WandbRun
 
 POLL_S = 1.0
@@ -122,6 +123,8 @@ class Curves:
                 return WandbRun(self._tracker, stage)
             case Mlflow():
                 return MlflowRun(self._tracker, stage)
+            case Trackio():
+                return TrackioRun(self._tracker, stage)
             case Prometheus() | JsonLog():
                 raise AssertionError("a file of states has no runs")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pedigree.configs.language.trackers import JsonLog
 
-FIELDS = ("state", "cause")
+FIELDS = ("state", "cause", "detail")
 
 
 class JsonLines:

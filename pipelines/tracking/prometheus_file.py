@@ -14,8 +14,9 @@ WRITE_S = 10.0
 HELP = {
     "pedigree_run_active": "Whether pedigree run is working on the recipe.",
     "pedigree_stages": "Stages of the recipe by state.",
-    "pedigree_slots": "Slots of the profile.",
-    "pedigree_slots_busy": "Slots of the stages whose jobs run.",
+    "pedigree_slots": "Slots of this machine, from the profile.",
+    "pedigree_slots_busy": "Slots of this machine that jobs of the recipe hold.",
+    "pedigree_slots_busy_elsewhere": "Slots that jobs of the recipe hold on other machines: nodes of a cluster, or joined ones.",
     "pedigree_stage_waiting_seconds": "How long the stage has waited in this run: for slots, a queue or a retry.",
     "pedigree_stage_running_seconds": "How long jobs of the stage have run in this run.",
     "pedigree_stage_failed": "A stage that failed in this run, by cause.",
@@ -59,7 +60,8 @@ class PrometheusFile:
             ("pedigree_run_active", {}, int(active)),
             *(("pedigree_stages", {"state": state}, count) for state, count in sorted(Counter(self._states.values()).items())),
             ("pedigree_slots", {}, self._slots),
-            ("pedigree_slots_busy", {}, sum(self._stage_slots[address] for address in running)),
+            ("pedigree_slots_busy", {}, sum(self._stage_slots[address][0] for address in running)),
+            ("pedigree_slots_busy_elsewhere", {}, sum(self._stage_slots[address][1] for address in running)),
         ]
         for state in TIMED:
             for address, current in self._states.items():

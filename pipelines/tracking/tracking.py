@@ -19,6 +19,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO
 
 from pedigree.configs.base.problems import PedigreeError
+from pedigree.configs.language.graph import Node
 from pedigree.data.artifacts import provenance
 from pedigree.pipelines.jobs.context import RunContext
 from pedigree.pipelines.jobs.events import Notice, RunEnded, RunEvent, StageProgressed, StageStarted, StageView
@@ -36,7 +37,12 @@ def tracked(run: RunContext, selection: Collection[str] | None) -> Iterator[None
     watch = run.watch
     with NamedTemporaryFile("w", dir=logs, prefix="events-", suffix=".jsonl") as events:
         written = _Events(run, selection, events)
-        followers = [_started(run, place, Path(events.name), logs) for place in range(len(run.execution.trackers))]
+        followers: dict[int, subprocess.Popen[str]] = {}
+        for place in range(len(run.execution.trackers)):
+            try:
+                followers[place] = _started(run, place, Path(events.name), logs)
+            except OSError as error:  # e.g. the machine has no further process
+                run.ledger.notice(f"tracker {_name(run, place)} cannot start ({error}); the run continues without it", urgent=True)
         run.watch = written.watch
         try:
             yield
@@ -54,7 +60,7 @@ class _Events:
         chosen = [node for address, node in run.graph.nodes.items() if selection is None or address in selection]
         self._views = {node.address: StageView() for node in chosen}
         self._tracked = {node.address for node in chosen if node.declaration.curve or node.output == "scores"}
-        slots = {node.address: run.execution.of(node.kind, node.name)[1].slots for node in chosen}
+        slots = {node.address: _slots(run, node) for node in chosen}
         trackers = [tracker.model_dump(mode="json") for tracker in run.execution.trackers]
         header = {"process": os.getpid(), "recipe": run.graph.recipe, "slots": run.execution.slots, "stages": slots}
         self.append(header | {"trackers": trackers})
@@ -71,7 +77,8 @@ class _Events:
                 before = self._views[event.address]
                 view = self._views[event.address] = before.after(event)
                 if (view.state, view.folder) != (before.state, before.folder):
-                    line = {"address": event.address, "state": view.state, "cause": view.cause, "time": time.time()}
+                    line = {"address": event.address, "time": time.time()}
+                    line |= {"state": view.state, "cause": view.cause, "detail": view.detail}
                     self.append(line | self._work(event))
         self._watch(event)
 
@@ -81,6 +88,13 @@ class _Events:
             with suppress(PedigreeError):  # a damaged spec, which the run itself reports
                 return {"work": asdict(TrackedStage.read(event.folder))}
         return {}
+
+
+def _slots(run: RunContext, node: Node) -> tuple[int, int]:
+    """Slots that the job of a stage holds on this machine, and on others."""
+    numerics, placement = run.execution.of(node.kind, node.name)
+    here = placement.slots if placement.launcher.type == "local" else 0
+    return here, placement.slots * numerics.nodes - here
 
 
 def _started(run: RunContext, place: int, events: Path, logs: Path) -> "subprocess.Popen[str]":
@@ -108,11 +122,11 @@ def _pass_on(run: RunContext, process: "subprocess.Popen[str]") -> None:
         run.ledger.notice(line.strip(), urgent=True)
 
 
-def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
+def _wait(run: RunContext, followers: "dict[int, subprocess.Popen[str]]") -> None:
     """Wait until all followers have ended, and end those that do not."""
     until = time.monotonic() + END_S
     try:
-        for place, follower in enumerate(followers):
+        for place, follower in followers.items():
             with suppress(subprocess.TimeoutExpired):
                 follower.wait(max(0.0, until - time.monotonic()))
             if follower.returncode != 0:
@@ -122,7 +136,7 @@ def _wait(run: RunContext, followers: "list[subprocess.Popen[str]]") -> None:
                 log = f".pedigree/trackers/{run.graph.recipe}/{_name(run, place)}.log"
                 run.ledger.notice(f"tracker {_name(run, place)} {how}, so it may lack metrics; its log is {log}", urgent=True)
     finally:
-        for follower in followers:
+        for follower in followers.values():
             if follower.poll() is None:
                 os.killpg(follower.pid, signal.SIGKILL)
                 follower.wait()

@@ -4,10 +4,13 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from typing import Any
 
 import pytest
 from running_lab import RANKS, Lab, outcomes, read
+from sweeps import nightly_after
 from waiting import InThread, until
 
 from pedigree.configs.base.document import ConfigError
@@ -30,6 +34,7 @@ TRACKERS = {
     "tensorboard": "{type: tensorboard, folder: boards}",
     "wandb": "{type: wandb, project: lab, mode: offline}",
     "mlflow": "{type: mlflow, uri: 'sqlite:///runs.db'}",
+    "trackio": "{type: trackio, project: lab}",
 }
 
 
@@ -90,13 +95,36 @@ def mlflow_runs(root: Path) -> tuple[list[list[int]], str]:
     return steps, json.dumps([run.data.params | run.data.tags for run in found])
 
 
-READ = {"tensorboard": boards, "wandb": wandb_runs, "mlflow": mlflow_runs}
+def trackio_runs(root: Path) -> tuple[list[list[int]], str]:
+    """Read without trackio, whose folder is fixed when it is imported."""
+    with closing(sqlite3.connect(root / "trackio/lab.db")) as database:
+        rows = database.execute("SELECT run_id, step, metrics FROM metrics ORDER BY id").fetchall()
+        ((config,),) = database.execute("SELECT config FROM configs")
+    steps, results = dict[str, list[int]](), 0
+    for run, step, metrics in rows:
+        if "rows" in json.loads(metrics):
+            steps.setdefault(run, []).append(step)
+        results += "result/rows" in json.loads(metrics)
+    assert results == 1 and json.loads(config)["outcome"] == "done"
+    return [*steps.values()], config.decode()
 
 
-@pytest.mark.parametrize("kind", TRACKERS)
-def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: Path, kind: str) -> None:
+READ = {"tensorboard": boards, "wandb": wandb_runs, "mlflow": mlflow_runs, "trackio": trackio_runs}
+
+
+@pytest.fixture
+def installed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of a tracker, in this process and those it starts, from the folder of `make test-all`."""
+    folder = str(Path(sys.prefix) / "trackers")
+    monkeypatch.setattr(sys, "path", [*sys.path, folder])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), folder]))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "project/trackio"))
     if find_spec(kind) is None:
-        pytest.skip(f"{kind} is not in the lock: pip install {kind}")
+        pytest.skip(f"{kind} is not in the lock: `make test-all` installs it")
+
+
+@pytest.mark.parametrize("kind", nightly_after(1, TRACKERS))
+def test_an_interrupted_stage_continues_its_run_without_doubled_steps(tmp_path: Path, kind: str, installed: None) -> None:
     lab, stop = lab_with(tmp_path, TRACKERS[kind]), threading.Event()
     lab.write("knobs.json", '{"lab/sft": {"seconds": 600}}')
     run = lab.run(cancelled=stop)
@@ -149,6 +177,19 @@ def test_a_tracker_that_fails_is_a_notice_and_another_at_the_end(tmp_path: Path,
     assert len(notices) == 2 and "did not end within 3 s of the run, so it may lack metrics" in notices[1]
 
 
+def test_a_tracker_that_cannot_start_is_a_notice(tmp_path: Path) -> None:
+    lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}", "{type: json, file: log.jsonl}")
+    (lab.root / ".pedigree/trackers/lab/prometheus.log").mkdir(parents=True)
+    lab.write("knobs.json", '{"lab/clean": {"fail": "no rows"}}')
+    run = lab.run()
+    run_graph(run)
+    (notice,) = [notice for notice in run.ledger.notices if "tracker" in notice]
+    assert notice.startswith("tracker prometheus cannot start ([Errno 21] ") and notice.endswith("the run continues without it")
+    found = [json.loads(line) for line in (lab.root / "log.jsonl").read_text().splitlines()]
+    (failed,) = [line for line in found if line["state"] == "failed"]
+    assert (failed["stage"], failed["cause"]) == ("clean", "refused") and "no rows" in failed["detail"]
+
+
 def test_a_tracker_that_hangs_is_ended_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "END_S", 0.0)
     lab = lab_with(tmp_path, "{type: prometheus, folder: metrics}")
@@ -174,7 +215,7 @@ class Followed:
 
     def __init__(self, folder: Path, tracker: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self.events, self.said, self.asleep = folder / "events.jsonl", list[str](), list[float]()
-        header = {"process": os.getppid(), "recipe": "lab", "slots": 1, "stages": {"lab/sft": 1}, "trackers": [tracker]}
+        header = {"process": os.getppid(), "recipe": "lab", "slots": 1, "stages": {"lab/sft": [1, 15]}, "trackers": [tracker]}
         self.tell(header)
         monkeypatch.chdir(folder)
         monkeypatch.setattr(time, "monotonic", lambda: sum(self.asleep))
@@ -195,8 +236,16 @@ class Followed:
             follow(stream, 0, self.said.append)
 
 
-def state(name: str, cause: str = "") -> dict[str, Any]:
-    return {"address": "lab/sft", "state": name, "cause": cause, "time": 0.0}
+def state(name: str, cause: str = "", detail: str = "") -> dict[str, Any]:
+    return {"address": "lab/sft", "state": name, "cause": cause, "detail": detail, "time": 0.0}
+
+
+def test_only_jobs_of_this_machine_hold_its_slots(tmp_path: Path) -> None:
+    lab = lab_with(tmp_path)
+    cluster = "{placement: {slots: 8, launcher: {type: slurm}}, numerics: {nodes: 2, world_size: 2}}"
+    lab.edit("configs/execution/lab.yaml", "trackers:\n", f"kinds: {{sft: {cluster}}}\n")
+    run = lab.run()
+    assert [tracking._slots(run, run.graph.find(name)) for name in ("sft", "clean")] == [(0, 16), (1, 0)]
 
 
 def test_a_tracker_that_is_away_at_the_end_gets_what_it_lacks_within_half_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +266,10 @@ def test_the_prometheus_file_of_a_run_that_was_killed_stays_active(tmp_path: Pat
     """It grows old, which is what an alert looks for."""
     run = Followed(tmp_path, {"type": "prometheus", "folder": "metrics"}, monkeypatch)
     run.tell(state("running"))
-    run.follow(lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
+    run.follow(lambda: monkeypatch.setattr(os, "getppid", lambda: -1))
     text = (tmp_path / "metrics/pedigree_lab.prom").read_text()
     assert 'pedigree_run_active{recipe="lab"} 1' in text and 'state="running"} 1' in text
+    assert 'pedigree_slots_busy{recipe="lab"} 1' in text and 'pedigree_slots_busy_elsewhere{recipe="lab"} 15' in text
     run.tell({"ended": True})
     run.follow()
     assert 'pedigree_run_active{recipe="lab"} 0' in (tmp_path / "metrics/pedigree_lab.prom").read_text()
@@ -245,14 +295,14 @@ def test_a_stage_that_was_interrupted_has_not_failed(tmp_path: Path, monkeypatch
 def test_the_states_of_stages_are_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):  # a later run appends
         run = Followed(tmp_path, {"type": "json", "file": "logs/run.jsonl"}, monkeypatch)
-        run.tell(state("running") | {"time": 1.5}, state("failed", "out_of_memory") | {"time": 2.0}, {"ended": True})
+        run.tell(state("running") | {"time": 1.5}, state("failed", "out_of_memory", "too large") | {"time": 2.0}, {"ended": True})
         run.follow()
         run.events.unlink()
     lines = [json.loads(line) for line in (tmp_path / "logs/run.jsonl").read_text().splitlines()]
     stage = {"recipe": "lab", "stage": "sft"}
     assert lines == 2 * [
         {"time": "1970-01-01T00:00:01.500000+00:00", **stage, "state": "running"},
-        {"time": "1970-01-01T00:00:02+00:00", **stage, "state": "failed", "cause": "out_of_memory"},
+        {"time": "1970-01-01T00:00:02+00:00", **stage, "state": "failed", "cause": "out_of_memory", "detail": "too large"},
     ]
 
 
