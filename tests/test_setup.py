@@ -134,7 +134,8 @@ def test_an_environment_moved_to_a_path_with_a_blank_has_commands(tmp_path: Path
 
 def test_the_demo_takes_options_of_run() -> None:
     make = ["make", "--dry-run", "--assume-old=setup", "demo", "ARGS=--execution slurm"]
-    shown = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    shown = subprocess.run(make, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-2:] == ["pedigree run demo --execution slurm", "pedigree report demo"]
 
 
