@@ -133,13 +133,15 @@ class RayLauncher:
         return []
 
     def _is_active(self, handle: Handle) -> bool:
-        """Whether the job is queued or runs.
+        """Whether the job is queued or runs, by what Ray or the job itself reports.
 
         Raises:
             Away: Ray does not answer.
         """
         deadline = time.monotonic() + AWAY_S
         while (jobs := self._jobs.get(_address(handle), ASK_S)) is None:
+            if reported_success(Path(handle.scratch)) is not None:
+                return False
             if time.monotonic() > deadline:
                 raise Away(f"Ray does not answer at {_address(handle)}, so its job in {handle.scratch} may go on: try again")
             time.sleep(ASK_S)
