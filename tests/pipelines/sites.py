@@ -15,7 +15,7 @@ from ray_cluster import SECOND
 from ray_cluster import Cluster as Ray
 from running_lab import Lab
 from slurm_cluster import Cluster
-from waiting import deadline
+from waiting import deadline, until
 
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.run.ensure import Result, ensure
@@ -74,6 +74,8 @@ class InSlurm:
         return self.cluster.lost_node(self.cluster.job("lab/raw", "%N"))
 
     def without_scheduler(self, lab: Lab) -> AbstractContextManager[object]:
+        token = self.cluster.job("lab/raw", "%k")
+        until(lambda: self.cluster.has_saved(token))  # else the next one numbers a job like this one, which drains the node
         return self.cluster.without_controller()
 
     def preempt(self) -> None:
