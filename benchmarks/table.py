@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Any
 
-from benchmarks import growth
+from benchmarks import growth, times
 from benchmarks.decontamination import FOUND
 from benchmarks.report import RESULTS
 from benchmarks.training import AS_DOCUMENTED, MEMORY
@@ -66,6 +66,12 @@ both right and wrong answers, from the same number of prompts as there are answe
 prompts, and `pair` pairs the same number of judged answers. The stages from `judge` on use one process. Memory is the peak of all
 processes together, without file pages. The largest dataset is built a second time, by one process after a killed attempt by three: the
 bytes are the same.
+"""
+ABOUT_TIMES = """
+## Whole commands
+
+`python -m benchmarks.times make demo` runs a command, here in a clone with a finished set-up. Teraoperations are what products of fp32 or
+bf16 matrices, whichever are faster, could have computed on all cores in this time: a measure that a faster machine changes less.
 """
 
 ALIKE = "matrix products, identical on both sides, take about 60 % of a step of our SFT"
@@ -159,7 +165,7 @@ def state(machine: dict[str, Any]) -> str:
 
 def page() -> str:
     readings = rows()
-    return f"{HEAD}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{decontamination()}{growing()}"
+    return f"{HEAD}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{decontamination()}{growing()}{timed()}"
 
 
 def decontamination() -> str:
@@ -197,6 +203,22 @@ def growing() -> str:
         places.setdefault(f"{processors(run['hardware'])}, {state(run['machine'])}, {run['date']}", []).append(f"`{stage}`")
     where = "; ".join(f"{', '.join(stages)} on {place}" for place, stages in places.items())
     return ABOUT_GROWTH + "\n" + "\n".join(lines) + f"\n\nMeasured: {where}.\n"
+
+
+def timed() -> str:
+    """Whole commands; empty if not measured."""
+    found = [one for path in sorted(times.TIMES.glob("*.json")) for one in json.loads(path.read_text())]
+    if not found:
+        return ""
+    lines, stages = ["| command | minutes | teraoperations | machine |", "|---|---|---|---|"], []
+    for one in found:
+        machine, cpu = one["machine"], processors(one["hardware"])
+        where = f"{cpu}, {machine['gflops']} GFLOP/s; {machine['stolen']:.1%} given to others; {one['date']}"
+        lines.append(f"| `{one['command']}` | {one['seconds'] / 60:.1f} | {one['teraoperations']:g} | {where} |")
+        if "stages" in one:
+            each = ", ".join(f"`{name}` {seconds:g}" for name, seconds in one["stages"].items())
+            stages.append(f"- Seconds of each stage on {cpu}: {each}.")
+    return ABOUT_TIMES + "\n" + "\n".join([*lines, "", *stages]) + "\n"
 
 
 def readme_lines() -> str:

@@ -158,7 +158,15 @@ def scorers_work(stage: PlannedStage) -> Amounts:
         requests = rows.times(len(config.rating.rubrics)) if rows else None
         return generation(requests, Amount((document.value if document else _longest(stage)) + RUBRIC_TOKENS, "estimated"), plan)
     models = max(1, len(stage.inputs.get("reward_models", {})))
-    return Amounts(rows=rows, document=document, tokens=rows.times(document).times(models) if rows and document else None)
+    computed = Amount(document.value - _shared(stage), document.how) if document else None
+    return Amounts(rows=rows, document=document, tokens=rows.times(computed).times(models) if rows and computed else None)
+
+
+def _shared(stage: PlannedStage) -> float:
+    """Tokens of an answer's prompt that a reward model computes for the answers before it; 0 where the prompts are unknown."""
+    sample = sampled(stage)
+    prompt = only(sample, "prompts").row_tokens if sample else None
+    return prompt * (1 - 1 / answers_of_prompt(sample)) if sample and prompt else 0.0
 
 
 def _longest(stage: PlannedStage) -> int:

@@ -257,7 +257,7 @@ class Lease:
     number: int = 0
     beats: int = 0
 
-    def acquire(self, say: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> None:
+    def acquire(self, notify: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> None:
         """Acquire the lease; if another job holds it, wait for its heartbeat timeout. Raises LeaseTaken if that job is alive."""
         mine = Claim(token=self.token, what=self.what, silence_s=self.silence_s).model_dump_json().encode()
         listener, seen = Listener(), set[tuple[int, bytes]]()
@@ -269,7 +269,7 @@ class Lease:
                 break
             if holder is None or listener.silent_s(sign) > holder.silence_s:
                 if holder is not None:
-                    say(f"takes over from {holder.what}, which had no heartbeat for {holder.silence_s:.0f} s")
+                    notify(f"takes over from {holder.what}, which had no heartbeat for {holder.silence_s:.0f} s")
                 self.number = number + 1
                 if self._claims.take(self.number, mine):
                     if holder is not None:
@@ -277,7 +277,7 @@ class Lease:
                     break
                 continue
             if not seen:
-                say(f"waits: {holder.what} writes to {self.url}; takeover after {holder.silence_s:g} s without a heartbeat")
+                notify(f"waits: {holder.what} writes to {self.url}; takeover after {holder.silence_s:g} s without a heartbeat")
             seen.add(sign)
             if len(seen) > SIGNS_OF_LIFE:
                 remedy = "Wait for it, or cancel it there; it can be taken over once its heartbeat stops"

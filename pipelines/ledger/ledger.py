@@ -315,11 +315,11 @@ class Ledger:
         holds = f"neither this machine's cache nor the remote {remote!r} holds" if remote else "this machine's cache does not hold"
         raise LedgerError(f"{holds} an intact object {md5}: add the DVC remote that has it, or rerun the stage at that commit")
 
-    def push(self, node: Node, tell: ProgressCallback = silent) -> int:
+    def push(self, node: Node, progress: ProgressCallback = silent) -> int:
         """Send the recorded artifact of a stage to the remote; return how many objects were new there."""
         entry = self.locks.entry(node.address)
         outs = self._outs(node, entry)
-        return self.remote.send(outs.values(), node.address, tell, entry.size) if entry and outs else 0
+        return self.remote.send(outs.values(), node.address, progress, entry.size) if entry and outs else 0
 
     def fetch_past(self, entry: Entry | None = None) -> bool:
         """Fetch the remote's run cache; an unreachable remote counts as empty, and the user is notified."""
@@ -410,13 +410,13 @@ class Ledger:
             return run is not None and bool(self._changed_since(node, run))
         return False
 
-    def _fetch(self, node: Node, entry: LockEntry, tell: ProgressCallback) -> bool:
+    def _fetch(self, node: Node, entry: LockEntry, progress: ProgressCallback) -> bool:
         """Whether the cache holds an entry's outputs, or the remote has provided them."""
         oids = self._outs(node, entry).values()
         if self.cache.holds(oids):
             return True
         try:
-            if self.remote.fetch(oids, tell, entry.size):
+            if self.remote.fetch(oids, progress, entry.size):
                 return True
         except (RemoteError, ArtifactError) as error:
             self.notice(str(error))

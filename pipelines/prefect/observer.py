@@ -142,9 +142,9 @@ class Observer:
         self._due.set()
         self._over.wait(END_S)
         if not self._end_reported:
-            self._say("the end of this run could not be reported to Prefect; the next run will report it")
+            self._log("the end of this run could not be reported to Prefect; the next run will report it")
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         with suppress(BaseException):  # a dead worker leaves a broken pipe, which rich turns into SystemExit
             self.run.ledger.notice(f"{text}{self._at}", urgent=True)
 
@@ -185,7 +185,7 @@ class Observer:
         self._failures = 0
         if self._away:
             self._away = ""
-            self._say("Prefect is reachable again")
+            self._log("Prefect is reachable again")
         self._answered.set()
 
     def _lose(self, error: Exception) -> None:
@@ -194,7 +194,7 @@ class Observer:
             return
         notified, self._away = bool(self._away), (str(error).strip().splitlines() or [type(error).__name__])[0]
         if not notified:
-            self._say(f"Prefect does not answer ({self._away}); the run continues without it")
+            self._log(f"Prefect does not answer ({self._away}); the run continues without it")
         self._answered.set()
 
     def _round(self, shown: "PrefectRun") -> None:

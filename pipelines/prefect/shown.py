@@ -234,7 +234,7 @@ class PrefectRun:
         now, before = measured(project, self.run.graph), remembered(project, recipe)
         falls = [] if project.is_rehearsal else fallen(before or {}, now)
         for fall in falls:
-            self._tell_fall(fall)
+            self._show_fall(fall)
         text = _summary(self.run, self.addresses, falls)
         self._post("/artifacts/", {
             "key": _slug(f"{shown_recipe(self.run)}-report"), "type": "markdown", "description": f"report and logs of {recipe}",
@@ -242,7 +242,7 @@ class PrefectRun:
         })  # fmt: skip
         remember(project, recipe, now)
 
-    def _tell_fall(self, fall: Fall) -> None:
+    def _show_fall(self, fall: Fall) -> None:
         recipe, flow_run = self.run.graph.recipe, self._flow_run()
         related = {"flow-run": flow_run.id, "flow": flow_run.flow_id, "deployment": flow_run.deployment_id}
         name = f"{recipe}.{fall.evaluation}.{fall.policy}.{fall.task}"

@@ -212,7 +212,7 @@ def environment_text(differences: Sequence[str]) -> str:
 
 
 def reproduce(
-    project: Project, request: ReproductionRequest, tell: Callable[[str], None] = print, ask: Callable[[], bool] | None = None
+    project: Project, request: ReproductionRequest, note: Callable[[str], None] = print, ask: Callable[[], bool] | None = None
 ) -> Outcome:
     """Reproduce a model; the project's private folder holds the work folder.
 
@@ -231,12 +231,12 @@ def reproduce(
             f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: install the recorded versions, "
             "or omit --strict"
         )
-    tell(environment_text(differences))
+    note(environment_text(differences))
     if subject.inherited:
-        tell(subject.inherited_text())
+        note(subject.inherited_text())
     ledger = Ledger(project)
     if not request.trust and not is_own(ledger, subject.md5):
-        tell(review([intent.member for intent in wanted if intent.action != "leave out"], here=request.here, show_patch=False))
+        note(review([intent.member for intent in wanted if intent.action != "leave out"], here=request.here, show_patch=False))
         if ask is None or not ask():
             raise UsageProblem(REFUSED if ask is None else "nothing was run")
     options = [request.from_cache, request.only_data, request.stage, request.here, request.execution]
@@ -245,7 +245,7 @@ def reproduce(
     with lease(project.lease(f"reproduce--{work.name}"), f"pedigree reproduce {request.model}"):
         if (work / FINISHED).exists():
             _discard(work)
-        attempt = _Attempt(project, subject, request, work, ledger, tell)
+        attempt = _Attempt(project, subject, request, work, ledger, note)
         findings = attempt.findings(wanted)
         report = attempt.report(findings, differences, started)
         (work / FINISHED).touch()
@@ -263,7 +263,7 @@ class _Attempt:
     request: ReproductionRequest
     work: Path
     ledger: Ledger
-    tell: Callable[[str], None]
+    note: Callable[[str], None]
 
     def __post_init__(self) -> None:
         self.trees: dict[RecordedCode, Path] = {}
@@ -298,13 +298,13 @@ class _Attempt:
     def _tree(self, code: RecordedCode) -> Path:
         if self.request.here:
             return provenance.CODE_ROOT
-        self.tell(f"code: {code}")
+        self.note(f"code: {code}")
         return work_tree.check_out(code, self.work / "code" / code.folder, self.ledger.remote.get)
 
     def _restore(self, intent: Intent) -> bool:
         """Copy the recorded artifact from the project, the cache, or the remote into the new project."""
         member, target = intent.member, self.home.artifact(f"{RECIPE}/{intent.member.name}")
-        self.tell(f"restoring {member.address}, verifying all hashes")
+        self.note(f"restoring {member.address}, verifying all hashes")
         found = _is_recorded(target, member) or self._bring(member, target)
         if not found and intent.action == "restore":
             raise UsageProblem(
@@ -409,7 +409,7 @@ class _Attempt:
         return intact(self.home.artifact(f"{RECIPE}/{member.name}"), verify=True)
 
     def _compare(self, member: RebuiltStage, why_not: str) -> Finding:
-        self.tell(f"comparing {member.address}, verifying all hashes")
+        self.note(f"comparing {member.address}, verifying all hashes")
         made = self._made(member)
         if made is None or why_not:
             return _finding(member, "failed" if why_not and why_not != ABOVE_FAILED else "not run", why_not)

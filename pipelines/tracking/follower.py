@@ -140,7 +140,7 @@ def reported_to(tracker: Tracker, header: dict[str, Any]) -> Curves | Prometheus
             return Curves(Project(Path.cwd()), tracker)
 
 
-def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
+def follow(events: BinaryIO, place: int, warn: Callable[[str], None]) -> None:
     """Report a run until it ends, or until its process has died, and then what is left, for `END_S` at most. `say` gets a notice when the
     tracker begins to fail.
     """
@@ -168,7 +168,7 @@ def follow(events: BinaryIO, place: int, say: Callable[[str], None]) -> None:
             traceback.print_exc()
             if not failing:
                 reason = (str(error).strip().splitlines() or [""])[0]
-                say(f"tracker {tracker.type}: {type(error).__name__}: {reason}; the run continues without it")
+                warn(f"tracker {tracker.type}: {type(error).__name__}: {reason}; the run continues without it")
             away = True
         if ended and (not away or time.monotonic() >= until):
             return

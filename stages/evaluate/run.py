@@ -147,10 +147,10 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         }
         by_label = {suite.label: suite for suite in suites}
 
-        def tell(of: tuple[str, str], given: Sequence[Any]) -> None:
+        def arrived(of: tuple[str, str], given: Sequence[Any]) -> None:
             scoring.begin(of[0], by_label[of[1]], given, chats[of[0]])
 
-        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead, tell=tell)
+        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead, arrived=arrived)
         rows: list[ItemScore] = []
 
         def verifying() -> None:

@@ -91,7 +91,7 @@ class Mirroring:
         lease = Lease(self.mirror.url, token, what, min(SILENCE_S, self.job.placement.heartbeat_timeout_s))
         with self._or_local("with local files", self._known):  # the lease was ours, and nobody else could take it
             try:
-                lease.acquire(_say, lambda: self.job.progress(0, 0))
+                lease.acquire(_log, lambda: self.job.progress(0, 0))
             except (LeaseTaken, ContentChanged) as error:
                 raise StageError(str(error)) from error
             self._exchange_attempts()
@@ -113,7 +113,7 @@ class Mirroring:
         except StoreError as error:
             if not has_local:
                 raise
-            _say(f"store unavailable, continuing {continuing}: {error}")
+            _log(f"store unavailable, continuing {continuing}: {error}")
 
     def fetch_newer(self, than: str | None, folder: Path) -> str | None:
         """Download the newest sound checkpoint after `than`, with its curve; return its name.
@@ -128,7 +128,7 @@ class Mirroring:
                 size = self._fetched(name, temporary)
                 if size is not None:
                     self._put_in_place(temporary, folder / name)
-                    _say(f"fetched {name} from {self.mirror.url}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
+                    _log(f"fetched {name} from {self.mirror.url}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s")
                     return name
                 shutil.rmtree(temporary, ignore_errors=True)
                 self.mirror.discard(name)
@@ -150,7 +150,7 @@ class Mirroring:
             try:
                 return self.mirror.download_checkpoint(name, target, lambda: self.job.progress(0, 0))
             except (ContentChanged, Missing) as error:
-                _say(f"mirrored checkpoint {name} is damaged ({error}): {'using the previous one' if last else 'retrying'}")
+                _log(f"mirrored checkpoint {name} is damaged ({error}): {'using the previous one' if last else 'retrying'}")
         return None
 
     def fetch_chunks(self, folder: Path) -> None:
@@ -169,16 +169,16 @@ class Mirroring:
                         self.mirror.download_chunk(file, there[name])
                         fetched += 1
                     except ContentChanged as error:
-                        _say(f"a mirrored chunk is damaged and will be generated again: {error}")
+                        _log(f"a mirrored chunk is damaged and will be generated again: {error}")
             if fetched:
                 self._note_other_code()
-                _say(f"fetched {fetched} finished chunks from {self.mirror.url}")
+                _log(f"fetched {fetched} finished chunks from {self.mirror.url}")
 
     def _note_other_code(self) -> None:
         try:
             made = self.mirror.producer()
         except ContentChanged as error:
-            _say(f"the code that generated the fetched chunks is unknown: {error}")
+            _log(f"the code that generated the fetched chunks is unknown: {error}")
         else:
             self.job.note_code(made.code if made else None, "finished chunks")
 
@@ -201,7 +201,7 @@ class Mirroring:
         with self._changed:
             idle = self._changed.wait_for(lambda: self._lost or not (self._wanted or self._chunks or self.busy), seconds)
         if not idle:
-            _say(f"the newest work was not uploaded to {self.mirror.url} within {seconds:g} s: another machine would resume without it")
+            _log(f"the newest work was not uploaded to {self.mirror.url} within {seconds:g} s: another machine would resume without it")
 
     def close(self, finished: bool) -> None:
         """Stop the threads and release the lease. A finished job drops its pending uploads."""
@@ -216,7 +216,7 @@ class Mirroring:
             try:
                 self._lease.release()
             except StoreError as error:
-                _say(f"could not release the lease, which will expire: {error}")
+                _log(f"could not release the lease, which will expire: {error}")
 
     def _send(self) -> None:
         while True:
@@ -256,11 +256,11 @@ class Mirroring:
         except (StoreError, OSError) as error:
             cost["mirror_failures"] = cost.get("mirror_failures", 0) + 1
             if not self._failing:
-                _say(f"WARNING: {task.name} could not be mirrored; the job continues, but only this machine can resume it: {error}")
+                _log(f"WARNING: {task.name} could not be mirrored; the job continues, but only this machine can resume it: {error}")
             self._failing = True
             return False
         if self._failing:
-            _say(f"mirrored {task.name}: the store works again")
+            _log(f"mirrored {task.name}: the store works again")
         self._failing = False
         cost["mirrored"] = cost.get("mirrored", 0) + 1
         cost["mirror_seconds"] = cost.get("mirror_seconds", 0.0) + time.monotonic() - began
@@ -295,7 +295,7 @@ class Mirroring:
         lost = not self._lease.still_ours()
         self._looked = time.monotonic()
         if lost and not self._ended:
-            _say("WARNING: another machine took over this stage after this one missed its heartbeats: mirroring stops here")
+            _log("WARNING: another machine took over this stage after this one missed its heartbeats: mirroring stops here")
             with self._changed:
                 self._lost = True
                 self._changed.notify_all()
@@ -313,5 +313,5 @@ class Mirroring:
                 return
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"mirror: {text}", flush=True)

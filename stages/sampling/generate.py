@@ -183,13 +183,13 @@ def generate(
     dtype: str,
     job: Job,
     ahead: WarmEngines,
-    tell: Callable[[K, Sequence[Any]], None] = lambda label, answers: None,
+    arrived: Callable[[K, Sequence[Any]], None] = lambda label, answers: None,
 ) -> dict[K, Sequence[Any]]:
     """Label → answers, in the order of its requests: `Generation`s, `Transcript`s of `Episodes`, or the log-probabilities of each token.
     They are read on demand from the job's folder.
 
     Policies of the same architecture share engines, whose weights are replaced. Labels of the same policy must be adjacent, so that its
-    weights are loaded once. `tell` is called with the answers of a label as soon as they are complete.
+    weights are loaded once. `arrived` is called with the answers of a label as soon as they are complete.
 
     Raises:
         StageError: a prompt with its answer is longer than the policy's context, or than a KV cache.
@@ -211,7 +211,7 @@ def generate(
 
         def complete(label: K) -> None:
             answers[label] = Mapped(keys[label], lambda key: asks[label].read(log[key]))
-            tell(label, answers[label])
+            arrived(label, answers[label])
 
         for labels, context in families:
             with job.busy("preparing requests"):

@@ -25,6 +25,7 @@ from pedigree.pipelines.estimate.shapes import KNOWN
 from pedigree.pipelines.run.opening import load_execution
 
 MADE = Rates(fp32=50e9, bf16=5e9, bandwidth=1e10)
+STARTERS = Path(__file__).resolve().parents[2] / "configs" / "starters"
 SMOLLM = KNOWN["HuggingFaceTB/SmolLM2-135M"]
 
 
@@ -216,11 +217,22 @@ def test_how_long_a_download_takes_nobody_knows(tmp_path):
 
 
 def test_rows_of_a_packaged_file_are_counted_as_far_as_filters_let_them_pass(tmp_path):
-    estimates = demo(tmp_path)
-    short = sum(len(text) <= 400 for text in packaged_rows("dpo-en-demo"))
-    assert 0 < short < 20
+    project = project_at(tmp_path)
+    (project.recipes / "dpo.yaml").write_text(STARTERS.joinpath("dpo.yaml").read_text())
+    estimates = Estimates(project, load_recipe(project.recipes, "dpo"), load_execution(project, "cpu"), lambda: MADE)
+    short = sum(len(text) <= 600 for text in packaged_rows("dpo-en-demo"))
+    assert 0 < short < 200
     amounts = estimates.of(estimates.graph.find("preferences")).amounts
-    assert amounts.rows is not None and amounts.rows.value == 160 + short
+    assert amounts.rows is not None and amounts.rows.value == 100 + short
+
+
+def test_a_reward_model_computes_a_prompt_once_for_all_its_answers(tmp_path):
+    estimates = demo(tmp_path)
+    sampled, judged = (estimates.of(estimates.graph.find(name)).amounts for name in ("sample_1", "judge_1"))
+    assert judged.rows and judged.document and judged.tokens and sampled.prompt
+    alone = judged.document.value - sampled.prompt.value
+    assert judged.rows.value == 4 * 128
+    assert judged.tokens.value == pytest.approx(128 * sampled.prompt.value + 512 * alone)
 
 
 def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):

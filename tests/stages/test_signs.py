@@ -182,10 +182,10 @@ def times(told: list[tuple[str, float, float]], what: str) -> int:
     return len(counted(told, what))
 
 
-def answered(asks: Any, *_: Any, tell: Any = lambda *_: None, **__: Any) -> dict[Any, list[Generation]]:
+def generated(asks: Any, *_: Any, arrived: Any = lambda *_: None, **__: Any) -> dict[Any, list[Generation]]:
     answers = {label: [Generation([5, 2], [-1.0, -1.0], "stop") for _ in ask.requests] for label, ask in asks.items()}
     for label, given in answers.items():
-        tell(label, given)
+        arrived(label, given)
     return answers
 
 
@@ -197,7 +197,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_sampling_shows_how_rows_are_read_tokenised_and_decoded(tmp_path: Path, policy: Any, told: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sample, "generate", answered)
+    monkeypatch.setattr(sample, "generate", generated)
     asked = [{name: value for name, value in item.items() if name != "task"} for item in PROMPTS]
     inputs: Inputs = {"policies": {"a": policy, "b": policy}, "prompts": {"pool": dataset(tmp_path / "pool", "prompt", asked)}}
     config = config_of("sample", sampling={"max_tokens": 4}, samples_per_prompt=2, prompts={"count": 6, "index": 0})
@@ -210,7 +210,7 @@ def test_evaluation_shows_how_rows_are_read_tokenised_verified_and_compared(
     tmp_path: Path, policy: Any, told: Any, monkeypatch: Any
 ) -> None:
     real = evaluate.tabulate
-    monkeypatch.setattr(evaluate, "generate", answered)
+    monkeypatch.setattr(evaluate, "generate", generated)
     monkeypatch.setattr(evaluate, "tabulate", lambda *args: (computing(0.3), real(*args))[1])  # thousands of bootstraps take longer
     inputs: Inputs = {"policies": {"a": policy, "b": policy}, "suites": {"s": dataset(tmp_path / "suite", "item", PROMPTS)}}
     config = config_of("evaluate", sampling={"max_tokens": 4}, resamples=200)
@@ -220,7 +220,7 @@ def test_evaluation_shows_how_rows_are_read_tokenised_verified_and_compared(
 
 
 def test_an_evaluation_on_an_unseen_suite_says_how_many_models_it_looked_at(tmp_path: Path, policy: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(evaluate, "generate", answered)
+    monkeypatch.setattr(evaluate, "generate", generated)
     suite = dataset(tmp_path / "suite", "item", PROMPTS)
     secret = replace(suite, record=suite.record.model_copy(update={"config": {"split": "unseen"}}))
     inputs: Inputs = {"policies": {"a": policy, "again": policy}, "suites": {"s": secret}}
