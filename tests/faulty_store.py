@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -58,6 +58,8 @@ class FaultyStore:
         """`METHOD PATH?QUERY` of all requests that came, in order."""
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
+        self.conditional = threading.Lock()
+        """Held while the server obeys `If-None-Match`: unlike S3, moto looks and writes in two steps, and another may write in between."""
 
     def throttle(self, n: int, matching: str = "") -> None:
         """The next n requests get `503 SlowDown`."""
@@ -186,7 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body(size)
         if self.store.take(request, ("throttle",)):
             return self._answer(503, {"Content-Type": "application/xml", "Content-Length": str(len(SLOW_DOWN))}, SLOW_DOWN)
-        status, headers, answer = self._pass_on(body)
+        with self.store.conditional if "If-None-Match" in self.headers else nullcontext():
+            status, headers, answer = self._pass_on(body)
         if self.store.take(request, ("lose_answer",)):
             return self._reset()
         if self.store.take(request, ("cut_download",), len(answer)):

@@ -20,7 +20,9 @@ class HubChild:
     """One process and its cache of the hub."""
 
     def __init__(self, url: str, home: Path, **environment: str) -> None:
-        settings = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+        settings = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        # a hub that has no processor for ten seconds is not away
+        settings |= {"HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_DOWNLOAD_TIMEOUT": "600", **environment}
         path = {"PYTHONPATH": os.pathsep.join([str(CODE), *filter(None, [os.environ.get("PYTHONPATH")])])}
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PEDIGREE_HUB"))}
         command = [sys.executable, __file__]

@@ -102,6 +102,8 @@ class Job:
     """As in `RunConditions`."""
     mirror: Companion | None = field(default=None, repr=False)
     """Checkpoint mirror (`stages.job.mirroring.open_mirror`)."""
+    settle: Callable[[], None] | None = field(default=None, repr=False)
+    """Waits for the checkpoint being sealed (`stages.training.checkpoints`)."""
     fence: Fence | None = field(default_factory=Fence.of_environment)
     """Fencing token of this submission; None: started manually, with no other writer."""
     _beats: int = field(default=0, repr=False)
@@ -133,6 +135,11 @@ class Job:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None and issubclass(kind, Exception) and self.settle is not None:  # the next attempt resumes from it
+            try:
+                self.settle()
+            except Exception as error:  # the failure itself is what is reported
+                print(f"the last checkpoint could not be written: {error}", flush=True)
         if self.mirror is not None:
             self.mirror.close(finished=kind is None)
 

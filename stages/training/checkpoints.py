@@ -48,6 +48,7 @@ class Checkpoints:
         self.stop_asked = False
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
+        job.settle = self._settle
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask_stop)
 

@@ -22,7 +22,7 @@ class Chats:
         self.act = act
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.open = self.most_open = 0
+        self.open = self.most_open = self.connections = 0
         self.lock = threading.Lock()
         self.ended = threading.Event()
         """Set at the end: whatever hangs may go."""
@@ -39,24 +39,29 @@ class Gate:
         self.count, self.answer = count, answer
         self.waited_at, self.opened = threading.Event(), threading.Event()
         self.lock, self.taken = threading.Lock(), 0
+        self.answered: list[dict[str, Any]] = []
+        """Questions, in this order; they need not have arrived in it."""
 
     def __call__(self, chats: Chats, handler: Handler, body: dict[str, Any]) -> None:
         with self.lock:
             self.taken += 1
-            late = self.taken > self.count
-        if late and not self.opened.is_set():
+            late = self.taken > self.count and not self.opened.is_set()
+            self.answered += [] if late else [body]
+        if late:
             self.waited_at.set()
             chats.ended.wait()
         else:
             self.answer(chats, handler, body)
 
-    def end_job(self, number: int, folder: Path, *args: Any, **placed: Any) -> int:
-        """Starts a job, ends it by a signal when it waits here and has kept what it was answered, and opens the gate; its exit code."""
+    def end_job(self, chats: Chats, number: int, folder: Path, *args: Any, **placed: Any) -> int:
+        """Starts a job, ends it by a signal when it waits here and has kept what it was answered, and opens the gate when all that it has
+        asked has arrived; its exit code."""
         process = start_job(folder, *args, **placed)
         assert self.waited_at.wait(deadline(120))
         until(lambda: (folder / "chunks" / "answers.jsonl").read_text().count("\n") >= self.count, alive=lambda: process.poll() is None)
         os.killpg(process.pid, number)
-        code = process.wait(timeout=deadline(30))
+        code = process.wait(timeout=deadline(60))
+        until(lambda: chats.connections == chats.open)  # those left hang in a question; another may yet be read from one that was closed
         self.opened.set()
         return code
 
@@ -86,6 +91,16 @@ def chat_server(act: Callable[[Chats, Handler, dict[str, Any]], None]) -> Iterat
 
     class Asked(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            with chats.lock:
+                chats.connections += 1
+
+        def finish(self) -> None:
+            with chats.lock:
+                chats.connections -= 1
+            super().finish()
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

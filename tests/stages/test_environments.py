@@ -9,7 +9,7 @@ from waiting import deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.methods.environment_programs import EnvironmentProgram
-from pedigree.stages.verifiers import sandbox
+from pedigree.stages.verifiers import project_programs, sandbox
 from pedigree.stages.verifiers.environments import ProgramEnvironments, Reaction
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
@@ -23,7 +23,7 @@ class Environment:
 
     def step(self, answer):
         if answer == "hang":
-            time.sleep(60)
+            time.sleep(10**6)
         if answer == "die":
             os._exit(1)
         if answer == "short":
@@ -54,10 +54,25 @@ def says(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the time for what hangs. All else has the whole of it, however slow this machine is."""
+    send = project_programs.ProgramProcess.send
+
+    def sent(program: project_programs.ProgramProcess, message: Any, seconds: float) -> None:
+        send(program, message, seconds)
+        if "hang" in repr(message):
+            program.deadline.begin(program.deadline.seconds / 100)
+
+    monkeypatch.setattr(project_programs.ProgramProcess, "send", sent)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_path: Path, trusted: bool) -> None:
+def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
     """All conversations share a process: that of one that hangs or dies is replaced, and the others are repeated in the new one."""
-    seconds = deadline(2)
+    hurried(monkeypatch)
+    seconds = deadline(100)
     environments = opened(tmp_path, COUNTING, arguments={"step": 2}, seconds=seconds, trusted=trusted)
     try:
         (whole, begun), (other, _) = environments.reset(prompt("a"), 5), environments.reset(prompt("b"), 5)
@@ -66,7 +81,7 @@ def test_a_failure_is_unknown_with_its_cause_and_ends_no_other_conversation(tmp_
         assert isinstance(first, Reaction) and first.reward is None and not first.done
         draws = []
         for bad, cause in (
-            ("hang", f"the environment output no complete line for {seconds:g} s (seconds: {seconds:g})"),
+            ("hang", f"the environment output no complete line for {seconds / 100:g} s (seconds: {seconds:g})"),
             ("die", f"the environment ended (seconds: {seconds:g})"),
             ("x", "ValueError: invalid literal for int() with base 10: 'x'"),
             ("short", "must return (observation, reward, done)"),

@@ -61,7 +61,7 @@ class Done:
 
     def __init__(self, folder: Path, base_url: str, rows: list[Any], suites: dict[str, dict[str, str]] | None = None, **more: Any) -> None:
         threads = more.pop("threads", 1)
-        self.job = a_job(folder / "job", Numerics(threads=threads), endpoint_timeout_s=20.0, endpoint_retries=0)
+        self.job = a_job(folder / "job", Numerics(threads=threads), endpoint_timeout_s=3600.0, endpoint_retries=0)
         suites = suites or {"suite": SUITE}
         given = {label: dataset(folder / label, "item", [item(*one) for one in items.items()]) for label, items in suites.items()}
         inputs = {"data": {"d": dataset(folder / "data", "conversation", rows)}, "benchmarks": given}
@@ -272,7 +272,7 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
         "data": {"d": dataset(tmp_path / "data", "conversation", rows)},
         "benchmarks": {"suite": dataset(tmp_path / "suite", "item", [item(*one) for one in SUITE.items()])},
     }
-    placed = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}
+    placed = {"endpoint_timeout_s": 3600.0, "endpoint_retries": 0, "endpoint_concurrency": 4}
     with chat_server(act) as chats:
         args = ("find_rephrased", config(chats.base_url, neighbours=1), inputs, Numerics(threads=1))
         process = start_job(tmp_path / "job", *args, **placed)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pedigree.data.store.storage import ContentChanged, StoreError
 from pedigree.data.store.untrusted import RUN_BYTES
 from pedigree.stages.job import mirroring
 from pedigree.stages.job.failures import StageError
-from pedigree.stages.job.job import Job
+from pedigree.stages.job.job import Job, checkpoint_names
 from pedigree.stages.job.mirroring import Mirroring, open_mirror
 
 URL = "s3://bucket/runs"
@@ -276,6 +277,30 @@ def test_the_curve_is_on_the_disk_before_a_checkpoint_that_goes_on_behind_its_li
     writes.write(1, {})
     writes._settle()
     assert done == ["curve.jsonl", "step-000001"]
+
+
+def test_a_job_that_fails_keeps_the_checkpoint_that_was_being_sealed(tmp_path, monkeypatch, capsys):
+    """The next attempt resumes from it, here or elsewhere; and what fails with it is not what is reported."""
+    from pedigree.stages.training import checkpoints
+
+    url, failing, sync = f"file://{tmp_path}/store", list[OSError](), checkpoints.sync_tree
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def slowly(folder: Path) -> None:
+        time.sleep(0.5)  # the job fails meanwhile
+        if failing:
+            raise failing.pop()
+        sync(folder)
+
+    monkeypatch.setattr(checkpoints, "sync_tree", slowly)
+    alone: Any = type("Alone", (), {"rank": 0, "barrier": lambda _: None, "save_state": lambda *_: None})()
+    for step, sealed in ((1, ["step-000001"]), (2, ["step-000001"])):
+        with pytest.raises(StageError, match="lost engine"), job_in(tmp_path / "a", checkpoint_url=url) as job:
+            checkpoints.Checkpoints(job, alone).write(step, {})
+            raise StageError("lost engine")
+        assert checkpoint_names(job.folder) == sealed == Mirror(f"{url}/k").checkpoints()
+        failing.append(OSError("full"))
+    assert "the last checkpoint could not be written: full" in capsys.readouterr().out
 
 
 def test_work_that_was_sent_by_other_code_after_a_job_was_prepared_marks_its_result(plain_store, tmp_path, capsys):

@@ -24,7 +24,7 @@ from pedigree.stages.judge import run as judge
 RUBRICS = ["helpfulness", "honesty"]
 KEY = "sk-of-nobody-0123456789abcdef"
 ONE_THREAD = Numerics(threads=1)
-PLACED = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}
+PLACED = {"endpoint_timeout_s": 3600.0, "endpoint_retries": 0, "endpoint_concurrency": 4}
 
 
 def completion(number, text, **more):
@@ -278,7 +278,7 @@ def test_neither_concurrency_nor_the_order_of_answers_changes_a_byte(tmp_path):
     turn = threading.Barrier(4)
 
     def shuffled(chats, handler, body):
-        turn.wait(deadline(10))
+        turn.wait()
         rated_by_number(chats, handler, body)
 
     with chat_server(rated_by_number) as chats, chat_server(shuffled) as other:
@@ -331,7 +331,8 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
     gate = Gate(25, rated_by_number)
     with chat_server(gate) as chats:
         args = spec(chats.base_url)
-        assert gate.end_job(signal.SIGKILL, tmp_path / "job", *args, **PLACED) == -signal.SIGKILL
+        assert gate.end_job(chats, signal.SIGKILL, tmp_path / "job", *args, **PLACED) == -signal.SIGKILL
+        answered = [*gate.answered]
         replies = tmp_path / "job" / "chunks" / "answers.jsonl"
         assert replies.read_text().count("\n") == 25
         with replies.open("a") as stream:
@@ -339,7 +340,7 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
         before = len(chats.bodies)
         assert run(tmp_path / "job", *args, **PLACED)["ok"]
         assert len(chats.bodies) - before == 60 - 25
-        assert not [body for body in chats.bodies[:25] if body in chats.bodies[before:]]
+        assert len(answered) == 25 and not [body for body in answered if body in chats.bodies[before:]]
         assert run(tmp_path / "whole", *args, **PLACED)["ok"]
     one, other = ((tmp_path / name / "out" / "payload" / "rows-00000.parquet").read_bytes() for name in ("job", "whole"))
     assert one == other
@@ -350,7 +351,7 @@ def test_another_machine_goes_on_with_what_was_asked(tmp_path, spec):
     gate = Gate(25, rated_by_number)
     with chat_server(gate) as chats:
         args = spec(chats.base_url)
-        assert gate.end_job(signal.SIGTERM, tmp_path / "lost", *args, **placed) == 75
+        assert gate.end_job(chats, signal.SIGTERM, tmp_path / "lost", *args, **placed) == 75
         before = len(chats.bodies)
         assert run(tmp_path / "elsewhere", *args, **placed)["ok"]
         assert len(chats.bodies) - before == 60 - 25

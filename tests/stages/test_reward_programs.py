@@ -20,7 +20,7 @@ import os, time
 
 def reward(completions, how):
     if how[0] == "hang":
-        time.sleep(60)
+        time.sleep(10**6)
     if how[0] == "die":
         os._exit(1)
     if how[0] == "half":
@@ -48,13 +48,28 @@ def values(folder: Path, text: str, groups: Sequence[Sequence[Answered]], **fiel
         function.close()
 
 
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the time for what hangs. All else has the whole of it, however slow this machine is."""
+    send = project_programs.ProgramProcess.send
+
+    def sent(program: project_programs.ProgramProcess, message: Any, seconds: float) -> None:
+        send(program, message, seconds)
+        if "hang" in repr(message):
+            program.deadline.begin(program.deadline.seconds / 100)
+
+    monkeypatch.setattr(project_programs.ProgramProcess, "send", sent)
+
+
 @pytest.mark.parametrize("trusted", [False, True])
-def test_an_answer_that_a_function_cannot_reward_is_unknown_with_its_cause_and_no_other_is(tmp_path: Path, trusted: bool) -> None:
+def test_an_answer_that_a_function_cannot_reward_is_unknown_with_its_cause_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    hurried(monkeypatch)
     hows = ["hang", "die", "raise", "short", "nan", "text", "none", "scalar", "half"]
     groups = [answers(how, "a", "2", name="extracted", how=how) for how in hows]
-    seconds = deadline(2)
+    seconds = deadline(100)
     found = dict(zip(hows, values(tmp_path, CAUSES, groups, seconds=seconds, trusted=trusted), strict=True))
-    assert found["hang"] == [f"the function output no complete line for {seconds:g} s (seconds: {seconds:g})"] * 2
+    assert found["hang"] == [f"the function output no complete line for {seconds / 100:g} s (seconds: {seconds:g})"] * 2
     assert found["die"] == [f"the function ended (seconds: {seconds:g})"] * 2
     assert all("ValueError: invalid literal for int() with base 10: 'a'" in one and "runner" not in one for one in found["raise"])
     assert found["short"] == ["returned 1 rewards for 2 answers"] * 2
@@ -158,7 +173,7 @@ found = folder / f"start-{len([*folder.glob('start-*')])}"
 (folder / "new").write_text(str(os.getpid()))
 (folder / "new").rename(found)
 if found.name == f"start-{starts}":
-    time.sleep(600)  # as a model that takes long to load
+    time.sleep(10**6)  # as a model that takes long to load
 
 def reward(completions):
     os._exit(1)
@@ -170,7 +185,7 @@ def test_a_stop_while_a_file_loads_ends_its_process_and_starts_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
     """At the first start, and after a process that ended has been replaced."""
-    monkeypatch.setattr(project_programs, "LOADING_SECONDS", deadline(20))
+    monkeypatch.setattr(project_programs, "LOADING_SECONDS", deadline(400))
     text, loading = LOADS_FOREVER.replace("START", str(start)).replace("FOLDER", repr(str(tmp_path))), tmp_path / f"start-{start}"
     (tmp_path / "mine.py").write_text(text)
     term = RewardProgram.model_validate({"type": "program", "path": "rewards/mine.py", "trusted": True})
@@ -187,7 +202,7 @@ def test_a_stop_while_a_file_loads_ends_its_process_and_starts_no_other(
         function.values([answers("p", "a"), answers("q", "b")])
     if function:
         function.close()
-    assert time.monotonic() - stopped[0] < deadline(10)
+    assert time.monotonic() - stopped[0] < deadline(120)
     with pytest.raises(ProcessLookupError):
         os.kill(int(loading.read_text()), 0)
     assert len([*tmp_path.glob("start-*")]) == start + 1

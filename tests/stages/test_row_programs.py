@@ -37,7 +37,7 @@ def prepared(folder: Path, text: str, count: int = 5, **more: Any) -> Artifact:
     return run_stage(folder / "job", "prepare_data", config, {"data/puzzles.py": folder / "puzzles.py"}, threads=1)
 
 
-def made(folder: Path, text: str, silent: float = 30.0, count: int = 5) -> list[Any]:
+def made(folder: Path, text: str, silent: float = 600.0, count: int = 5) -> list[Any]:
     """The rows alone, without a stage around them."""
     (folder / "puzzles.py").write_text(text)
     (source,) = PrepareData.model_validate(
@@ -130,8 +130,28 @@ def test_sets_of_texts_have_one_order_in_all_runs(tmp_path: Path) -> None:
     assert made(tmp_path, text) == made(tmp_path, text)
 
 
-def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path) -> None:
-    silent = deadline(3)
+class FromTheFirstRow(project_programs.Deadline):
+    """How long two sandboxes take to start is this machine's business: the time for a row runs once there is one. Each time that it is
+    begun is kept."""
+
+    begun: list[float]
+
+    def __init__(self, seconds: float) -> None:
+        self.begun = []
+        super().__init__(deadline(600))
+
+    def begin(self, seconds: float) -> None:
+        self.begun.append(seconds)
+        super().begin(seconds)
+
+
+@pytest.fixture
+def from_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_programs, "Deadline", FromTheFirstRow)
+
+
+def test_a_program_that_hangs_or_dies_is_ended_and_says_how_far_it_came(tmp_path: Path, from_the_first_row: None) -> None:
+    silent = deadline(1)
     with pytest.raises(PedigreeError, match=rf"puzzles\.py: rows {late(silent)} after 1 rows of 5 .*heartbeat_timeout_s"):
         made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n    while True:\n        pass\n", silent)
     with pytest.raises(PedigreeError, match=r"rows ended after 2 rows of 5"):
@@ -154,38 +174,50 @@ def rows(count, seed):
         os.write(3, b" ")
         time.sleep(0.2)  # many bytes in the time of a row, and no row
 """
-SLOW_THE_SECOND_TIME = """
+HANGS_THE_SECOND_TIME = """
 import time
 def rows(count, seed):
     yield {"prompt": "a"}
-    time.sleep(SECONDS)  # each run its own share of the time for a row
+    time.sleep(SECONDS)
     yield {"prompt": "b"}
 """
 
 
-def test_bytes_without_an_end_are_no_row(tmp_path: Path) -> None:
-    silent = deadline(3)
+def test_bytes_without_an_end_are_no_row(tmp_path: Path, from_the_first_row: None) -> None:
+    silent = deadline(1)
     with pytest.raises(PedigreeError, match=rf"rows {late(silent)} after 1 rows of 5"):
         made(tmp_path, DRIPS, silent)
 
 
-def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is late by itself would be waited for when the other one has taken all of the time already."""
-    start, sleeps, silent = row_programs.ProgramProcess, [deadline(4.5), deadline(8.5)], deadline(6)
+def test_both_runs_have_one_time_for_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_the_first_row: None) -> None:
+    """A run that is late by itself would be waited for when the other one has taken all of the time already: it begins with a row of both,
+    and not again with that of one."""
+    start, sleeps, silent, limits = row_programs.ProgramProcess, [0, 10**6], deadline(1), list[Any]()
 
-    def with_its_own_time(mode: str, order: dict[str, Any], limit: project_programs.Deadline) -> project_programs.ProgramProcess:
+    def with_its_own_time(mode: str, order: dict[str, Any], limit: FromTheFirstRow) -> project_programs.ProgramProcess:
+        limits.append(limit)
         return start(mode, {**order, "program": order["program"].replace("SECONDS", str(sleeps.pop(0)))}, limit)
 
     monkeypatch.setattr(row_programs, "ProgramProcess", with_its_own_time)
     with pytest.raises(PedigreeError, match=rf"rows {late(silent)} after 1 rows of 5"):
-        made(tmp_path, SLOW_THE_SECOND_TIME, silent)
-    assert not sleeps
+        made(tmp_path, HANGS_THE_SECOND_TIME, silent)
+    assert limits[0] is limits[1] and limits[0].begun == [deadline(600), silent]
 
 
-def test_both_runs_make_their_first_row_at_the_same_time(tmp_path: Path) -> None:
-    """One after the other, two sleeps of three seconds would take longer than there is."""
-    text = f"import time\ndef rows(count, seed):\n    time.sleep({deadline(3)})\n    yield {{'prompt': 'a'}}\n"
-    assert made(tmp_path, text, deadline(5.5), count=1) == [{"prompt": "a"}]
+def test_both_runs_make_their_first_row_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is started before the first has its row."""
+    start, seen = row_programs.ProgramProcess, []
+
+    def watched(*given: Any) -> project_programs.ProgramProcess:
+        program = start(*given)
+        lines = program.lines
+        program.lines = (seen.append("line") or line for line in lines)
+        seen.append("started")
+        return program
+
+    monkeypatch.setattr(row_programs, "ProgramProcess", watched)
+    assert made(tmp_path, "def rows(count, seed):\n    yield {'prompt': 'a'}\n", count=1) == [{"prompt": "a"}]
+    assert seen[:3] == ["started", "started", "line"]
 
 
 def test_no_more_rows_than_count_are_taken_of_what_a_program_writes_to_its_pipe(tmp_path: Path) -> None:

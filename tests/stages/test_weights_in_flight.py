@@ -23,6 +23,8 @@ from pedigree.stages.sampling.sampler import Generation, Request, Sampler, write
 
 TOKENS = 900
 """Of an answer: it is to be running still when the weights come."""
+TRIES = 5
+"""Of sending them in time."""
 LONG = Sampling(temperature=0.7, max_tokens=TOKENS)
 REQUESTS = [Request([*range(3, 20 + number)], number) for number in range(6)]
 
@@ -44,8 +46,8 @@ def engine(models) -> Iterator[Sampler]:
         yield opened
 
 
-@pytest.mark.slow
-def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models, monkeypatch):
+def updated_in_flight(engine: Sampler, models: dict[str, Path]) -> dict[int, Generation]:
+    """Answers under which new weights came; none where some had ended before, as they do when this process gets no processor meanwhile."""
     fleet, running, found = Fleet([engine]), threading.Event(), dict[int, Generation]()
     given = load_file(models["new"] / "model.safetensors")
     streaming = threading.Thread(
@@ -53,15 +55,25 @@ def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_v
     )
     streaming.start()
     assert running.wait(deadline(120))
-    monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
     trainer: Any = SimpleNamespace(rank=0, weights=lambda: given.items())
     sent = []
     for part in weight_transfer.parts(trainer, weight_transfer.HostMemory(trainer), 5):
         fleet.update(part)  # returns while the answers still run, but no token is sampled between two parts
         sent.append(part.version)
     assert len(sent) > 2 and sent[-1] == 5
-    assert streaming.is_alive() and not found
+    in_time = streaming.is_alive() and not found
     streaming.join(deadline(120))
+    return found if in_time and all(one.changes for one in found.values()) else {}
+
+
+@pytest.mark.slow
+def test_running_answers_go_on_under_new_weights_and_each_token_is_that_of_its_version(engine, models, monkeypatch):
+    monkeypatch.setattr(weight_transfer, "PART_BYTES", 1 << 16)
+    found = dict[int, Generation]()
+    for _ in range(TRIES):
+        if found := updated_in_flight(engine, models):
+            break
+        engine.load(models["old"])
     for place, request in enumerate(REQUESTS):
         one = found[place]
         ((version, start),) = one.changes

@@ -33,6 +33,7 @@ import json, sys
 from pedigree.stages.verifiers import sandbox
 sandbox.IDLE_SECONDS, inside, *order = json.load(sys.stdin)
 sandbox.RUNNER_INSIDE = sandbox.Path(inside)
+sandbox.SLACK = sandbox.STARTUP_SECONDS = 600
 json.dump(sandbox.run(*order), sys.stdout)
 """
 ROOT = Path(__file__).parents[3]
@@ -386,8 +387,7 @@ def test_a_script_has_its_input_and_output_and_no_open_file_of_the_process_that_
 
 @locked
 def test_tests_that_do_not_end_are_ended_too(outcome_of):
-    outcome = outcome_of("    return 2 * x\n", "while True:\n    pass\n")
-    assert not outcome.right and outcome.reason in ("ended before its tests did", "no verdict within 10 s")  # the latter under load
+    assert outcome_of("    return 2 * x\n", "while True:\n    pass\n") == (False, "ended before its tests did")
 
 
 def sandboxed_processes() -> list[str]:
