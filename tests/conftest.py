@@ -91,9 +91,9 @@ def models_multiply_in_the_same_way_in_every_file() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_has_no_processor_is_waited_for() -> None:
-    """A comparison by algebra has seconds, and a program that a model has written ten times its time of the processor: neither is wrong
-    because this machine is busy. Tests of these limits set them."""
+def starved_verifiers_get_time() -> None:
+    """Algebra has a time limit of seconds, and a program of a model ten times its processor time: no answer may count as wrong only
+    because this machine is busy. Tests of these limits set their own."""
     limits = {"maths": {"SECONDS": deadline(60)}, "minerva": {"SECONDS": deadline(60)}, "sandbox": {"SLACK": 600, "STARTUP_SECONDS": 600}}
     for name, given in limits.items():
         if module := sys.modules.get(f"pedigree.stages.verifiers.{name}"):
