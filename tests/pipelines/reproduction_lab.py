@@ -1,7 +1,8 @@
 """A whole clone in a temporary folder: project and code in one git repository, a git origin, a DVC remote, commands as processes.
 
 Its data stages do little: `prepare_data` writes `count` rows, `decontaminate` passes rows on; a stage notes that it ran in the
-file that `LAB_RUNS` names, sleeps `LAB_SECONDS`, and appends the text of `LAB_NOISE` to its rows: so a test makes an unsound stage.
+file that `LAB_RUNS` names, never ends if its name is `LAB_HOLDS`, and appends the text of `LAB_NOISE` to its rows: so a test makes an
+unsound stage.
 """
 
 import filecmp
@@ -32,9 +33,11 @@ from pedigree.stages.job.job import only
 
 def run(config, inputs, job):
     rows = ROWS
+    name = job.address.partition("/")[2]
     with Path(os.environ["LAB_RUNS"]).open("a") as stream:
-        stream.write(job.address.partition("/")[2] + "\\n")
-    time.sleep(float(os.environ.get("LAB_SECONDS", 0)))
+        stream.write(name + "\\n")
+    while os.environ.get("LAB_HOLDS") == name:
+        time.sleep(0.1)
     rows = [*rows, *({"noise": noise} for noise in filter(None, [os.environ.get("LAB_NOISE")]))]
     job.log(1, rows=len(rows))
     save(job.out, "report", rows)

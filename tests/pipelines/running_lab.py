@@ -6,7 +6,8 @@ refusal), `errors` (of its first attempts: `memory`, or a number of errno), `cra
 `child` (starts a process that ignores SIGTERM), `constant` (same output whatever the config), `silent` (no heartbeat), `preempt` (asks
 itself to stop in its first attempts), `bytes` (of payload beside the rows), `drawn` (other output at each attempt), `nan` (it
 reports NaN), `note` (what users of the result should know),
-`hold` (after opening its inputs it waits for a file of this name in the project before it reads them).
+`hold` (after opening its inputs it waits for a file of this name in the project before it reads them), `pause` (the same, in the middle
+of its steps).
 """
 
 import json
@@ -134,6 +135,8 @@ def work(job, rows):
         if not knobs.get("silent"):
             job.progress(step, total, rows=float("nan") if knobs.get("nan") else len(rows))
         job.log(step, rows=len(rows))
+        if "pause" in knobs and step == (total + 1) // 2:
+            wait_for(job, knobs["pause"])
     rows = [{"constant": True}] if knobs.get("constant") else rows
     rows = [{"attempt": attempt}] if knobs.get("drawn") else rows
     save(job.out, "report", rows)
@@ -145,10 +148,14 @@ def work(job, rows):
 def hold(job):
     asked = knobs_of(job).get("hold")
     if asked:
-        (project(job) / f"{asked}.waiting").touch()
-        while not (project(job) / asked).exists():
-            job.progress(0, 0)
-            time.sleep(0.02)
+        wait_for(job, asked)
+
+
+def wait_for(job, name):
+    (project(job) / f"{name}.waiting").touch()
+    while not (project(job) / name).exists():
+        job.progress(0, 0)
+        time.sleep(0.02)
 
 
 def work_model(job, weight):

@@ -44,7 +44,7 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=300
 KillWait=5
 OverTimeLimit=0
 SlurmdParameters=config_overrides
@@ -184,8 +184,10 @@ class Cluster:
 
     @contextmanager
     def lost_node(self, node: str) -> Iterator[None]:
-        """The node is silent; what runs there goes on."""
+        """The node is silent, and Slurm is told that it is lost; what runs there goes on. It would find out itself after `SlurmdTimeout`,
+        which no node of a busy machine is to exceed."""
         self.kill(node)
+        self.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=silent")
         try:
             yield
         finally:

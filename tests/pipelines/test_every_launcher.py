@@ -141,7 +141,8 @@ def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab, site: Site) -> No
         assert re.search(rf"no heartbeat for \d+ s .* allows {seconds}\b", str(work.failure()))
     scratch = running_scratch(lab, "raw")
     assert scratch and not Command(lab).jobs()
-    assert 'prepare_data/run.py", line' in (scratch / "log.txt").read_text().partition("Thread 0x")[0]
+    alone = (scratch / "log.txt").read_text().partition("Stack (most recent call first):")[2].partition("Thread 0x")[0]
+    assert 'prepare_data/run.py", line' in alone
 
 
 @pytest.mark.nightly

@@ -90,6 +90,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(2.0))
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
     monkeypatch.setattr(observer, "TICK_S", 0.1)
+    monkeypatch.setattr(observer, "END_S", deadline(60))  # a run is not to end before its end is told
     for name in ("POLL_S", "AWAY_S"):
         monkeypatch.setattr(observer, name, 0.2)
     return server

@@ -21,6 +21,7 @@ from waiting import InThread, deadline, until
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.project import Project
 from pedigree.configs.language.execution import Numerics
+from pedigree.data.store import fence as fences
 from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.data.store.heartbeat import Listener, Pulse
@@ -264,7 +265,9 @@ def test_only_the_latest_submission_may_write(tmp_path: Path) -> None:
         later.check()
 
 
-def test_who_has_not_looked_for_a_while_looks_before_it_goes_on(tmp_path: Path) -> None:
+def test_who_has_not_looked_for_a_while_looks_before_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = fences._now()
+    monkeypatch.setattr(fences, "_now", lambda: now)
     fence = Fence.raised(tmp_path, 1)
     Fence.raised(tmp_path, 2)
     fence.check_after_pause()  # it has looked a moment ago
@@ -346,13 +349,12 @@ def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path:
     (folder / "000001.json").write_text(STRANGE_CLAIMS[what].replace("PROCESS", json.dumps(Process.here().model_dump())))
     seen: list[str] = []
     with Pulse(folder / "000001.beat"):
-        thread = threading.Thread(target=lambda: take(folder, seen))
-        thread.start()
+        thread = InThread(take, folder, seen)
         until(lambda: seen)
         assert holder_of(folder) is not None and "000001.json" in seen[0] and "without a heartbeat" in seen[0]
         time.sleep(1.5 * heartbeat.SILENCE_S)  # that nothing happens takes its time to be seen
-        assert thread.is_alive()
-    thread.join(deadline(10))
+        assert thread.alive()
+    thread.join()
     assert seen[1:] == ["held 2"]
 
 
@@ -540,14 +542,13 @@ def test_two_clones_share_the_slots_of_the_machine(tmp_path: Path, monkeypatch: 
             with slots(Pool.of(cpu, 2), 1, job=clones[1], waiting=seen.append):
                 small.set()
 
-        thread = threading.Thread(target=second)
-        thread.start()
+        thread = InThread(second)
         until(lambda: seen)
         assert seen == [[str(clones[0])]] and not small.wait(0.5)
         with slots(Pool.of(cpu, 4), 1, job=tmp_path / "c" / "job.json") as held:  # this clone's profile knows of more cores
             assert held.names == ["2"]
-    assert small.wait(deadline(5))
     thread.join()
+    assert small.is_set()
 
 
 def test_gpus_are_held_by_name_and_apart_from_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

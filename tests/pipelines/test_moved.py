@@ -127,7 +127,7 @@ def test_a_job_is_ended_from_wherever_the_project_is_mounted(lab: Lab) -> None:
 
 def interrupted(lab: Lab) -> Path:
     """`clean` was ended from outside when it had checkpoints: its scratch folder."""
-    lab.knobs(clean={"seconds": 30})
+    lab.knobs(clean={"seconds": 600})
     runner = lab.orchestrator("run_graph(run)")
     until(lambda: (found := running_scratch(lab, "clean")) and (found / "inputs.json").exists())
     runner.kill()

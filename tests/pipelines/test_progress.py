@@ -261,6 +261,7 @@ def test_a_stage_that_begins_to_wait_while_the_time_left_is_computed_has_not_wai
 def test_the_silence_of_a_job_is_timed_from_the_arrival_of_its_heartbeat(tmp_path, monkeypatch):
     stream, board, now = io.StringIO(), Board("tiny", rows("sft")), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Display, "_print_until_ended", lambda display: None)  # so that nothing is printed before the end
     board.update(StageStarted(SFT, tmp_path))
     with Display(board, stream, interval_s=60):
         for step in (4, 5):

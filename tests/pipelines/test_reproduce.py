@@ -252,8 +252,8 @@ def test_a_damaged_copy_is_not_taken(first, tmp_path):
 def test_an_interrupted_reproduction_goes_on(first, tmp_path):
     clone = fresh(first, tmp_path)
     command = [sys.executable, "-P", "-m", "pedigree.pipelines.cli", "reproduce", "lab/cleaner"]
-    slow = clone.environment | {"LAB_SECONDS": str(deadline(3))}  # `clean` is to be at work when the signal comes
-    running = subprocess.Popen(command, cwd=clone.root, env=slow, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    held = clone.environment | {"LAB_HOLDS": "clean"}  # it is to be at work when the signal comes
+    running = subprocess.Popen(command, cwd=clone.root, env=held, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until(lambda: clone.runs_log.exists() and "clean" in clone.runs_log.read_text(), alive=lambda: running.poll() is None)
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=deadline(60))

@@ -133,7 +133,7 @@ def test_under_a_live_job_or_a_held_lease_nothing_goes(lab: Lab, type_):
         assert states(lab)[0][1] == "in use"
         code, _, err = type_("scratch", name, "--clean")
         assert code == 2 and "in use by another command" in err
-    lab.knobs(clean={"seconds": 20})
+    lab.knobs(clean={"hold": "nothing that comes"})
     arguments = [sys.executable, "-m", "pedigree.pipelines.cli", "run", "lab", "--keep-jobs"]
     with subprocess.Popen(arguments, cwd=lab.root, env=lab.environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -17,7 +17,7 @@ from pedigree.data.artifacts.artifacts import read_run, write_json
 from pedigree.pipelines.estimate.estimates import run_seconds
 from pedigree.pipelines.jobs import slurm
 from pedigree.pipelines.jobs.context import StageFailed
-from pedigree.pipelines.jobs.events import StageWaiting
+from pedigree.pipelines.jobs.events import RunEvent, StageWaiting
 from pedigree.pipelines.jobs.live import live_jobs
 from pedigree.pipelines.jobs.scratch_state import Handle
 from pedigree.pipelines.jobs.slurm_client import problem_of
@@ -85,13 +85,18 @@ def test_a_queued_job_has_no_deadline_outlasts_its_controller_and_is_canceled(la
     seen: list[str] = []
     cancelled = threading.Event()
     run = lab.run(cancelled=cancelled)
-    run.watch = lambda event: seen.append(event.detail) if isinstance(event, StageWaiting) else None
+
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, StageWaiting) and event.address == "lab/raw":  # `suite` beside it does not start within the limits
+            seen.append(event.detail)
+
+    run.watch = watch
     with cluster.drained():
         thread = InThread(run_graph, run)
         try:
             until(lambda: any(text.startswith("in Slurm's queue as job ") for text in seen), alive=thread.alive)
-            (queued,) = [job for job in live_jobs(lab.project) if job.address == "lab/raw"]
-            assert queued.handle and not queued.elsewhere
+            (queued,) = until(lambda: [job for job in live_jobs(lab.project) if job.address == "lab/raw" and not job.elsewhere])
+            assert queued.handle
             token = queued.handle.told["token"]
             until(lambda: cluster.has_saved(token))  # else it forgets the job
             cluster.kill("controller")
@@ -221,7 +226,7 @@ def test_a_job_that_somebody_cancels_is_not_started_again_and_jobs_of_others_are
     lab.knobs(raw={"seconds": 60})
     thread = InThread(run_graph, lab.run())
     until(lambda: "raw" in lab.runs(), alive=thread.alive)
-    cluster.ask("scancel", *{*cluster.job("lab/raw", "%A").split()} - {foreign})
+    cluster.ask("scancel", *until(lambda: {*cluster.job("lab/raw", "%A").split()} - {foreign}))
     (failed,) = [end for end in thread.join() if isinstance(end, StageFailed)]
     assert failed.cause == "cancelled" and failed.message.startswith("the job was canceled in Slurm; its checkpoints are kept (job ")
     assert lab.runs().count("raw") == 1

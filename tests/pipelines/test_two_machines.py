@@ -56,7 +56,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 class Machine:
-    """The other one: a runner whose job of `raw` is at work."""
+    """The other one: a runner whose job of `raw` is at work; with the knob `pause: go` until it is to go on."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -90,7 +90,7 @@ class Machine:
 
 @pytest.fixture
 def machine(lab: Lab) -> Iterator[Machine]:
-    lab.knobs(raw={"seconds": deadline(5)})
+    lab.knobs(raw={"seconds": 5, "pause": "go"})
     machine = Machine(lab)
     yield machine
     machine.end()
@@ -101,6 +101,7 @@ def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, m
     monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(6.0))  # a job on a busy machine may say nothing for two seconds
     machine.tell("kill runner")
     told: list[str] = []
+    (lab.root / "go").touch()
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{state} {detail}"))
     assert ensure(run, run.graph.find("raw")).outcome == "attached"
     assert lab.runs() == ["raw"] and not list(Path(os.environ["PEDIGREE_SLOTS"]).glob("cores/*.json"))
@@ -128,6 +129,7 @@ def files(root: Path) -> dict[str, bytes]:
 def test_a_stopped_writer_that_comes_back_changes_nothing(lab: Lab, machine: Machine) -> None:
     machine.tell("kill runner")
     machine.tell("stop job")
+    (lab.root / "go").touch()
     run = lab.run()
     assert ensure(run, run.graph.find("raw")).outcome == "ran"  # under a higher number, after silence
     assert lab.runs() == ["raw", "raw"]
@@ -144,6 +146,7 @@ def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, 
     thread = InThread(ensure, run, run.graph.find("raw"))
     until(lambda: lab.runs() == ["raw", "raw"], alive=thread.alive)
     assert machine.tell("go on") == [f"ended {OVERTAKEN}\n"]
+    (lab.root / "go").touch()
     end = thread.join()
     log = (lab.root / ".pedigree/logs/lab/raw.log").read_text()
     assert "was taken over: this is submission 1.1 of its job, and the latest is 2.1" in log
