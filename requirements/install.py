@@ -25,6 +25,8 @@ FOR_UV = {
 }
 """Options of pip's configuration, which uv does not read, and the variables that tell uv the same."""
 OF_UV = ("--no-deps", "--no-build-isolation", "--index-strategy=unsafe-best-match")  # looks into all indexes, as pip does
+BUILT_LAST = ("deepspeed",)
+"""Their builds import what is installed: one that met a library of which half was written ended with SIGBUS."""
 OF_PIP = ("--progress-bar=off", "--no-deps", "--no-build-isolation", "--no-compile", "--disable-pip-version-check", "--no-input")
 
 
@@ -35,15 +37,23 @@ def main() -> int:
     given = parser.parse_args()
     requirements = [line for one in given.requirement for line in _lines(one)]
     indexes: list[str | None] = [None, given.extra_index] if given.extra_index else [None]
+    last = [one for one in requirements if one.partition("==")[0] in BUILT_LAST]
+    for group in ([one for one in requirements if one not in last], last):
+        said = _install(group, indexes) if group else ""
+        if said:
+            print(_last(said, 40), file=sys.stderr)
+            return 1
+    return 0
+
+
+def _install(requirements: list[str], indexes: list[str | None]) -> str:
+    """What pip complained of; nothing where all of them are installed."""
     if shutil.which("uv"):
         said = _tried(_by_uv, requirements, indexes)
         if not said:
-            return 0
-        print(f"    uv could not install {', '.join(given.requirement)}, so pip does:\n{_last(said, 8)}", flush=True)
-    said = _tried(_by_pip, requirements, indexes)
-    if said:
-        print(_last(said, 40), file=sys.stderr)
-    return 1 if said else 0
+            return ""
+        print(f"    uv could not install {_shown(requirements)}, so pip does:\n{_last(said, 8)}", flush=True)
+    return _tried(_by_pip, requirements, indexes)
 
 
 def _tried(install: Callable[[list[str], str | None], str], requirements: list[str], indexes: list[str | None]) -> str:
@@ -60,6 +70,11 @@ def _lines(requirement: str) -> list[str]:
     if not requirement.endswith(".txt"):
         return [requirement]
     return [line for line in Path(requirement).read_text().splitlines() if line and not line.startswith("#")]
+
+
+def _shown(requirements: list[str]) -> str:
+    first, *more = requirements
+    return f"{first} and {len(more)} more" if more else first
 
 
 def _last(text: str, lines: int) -> str:

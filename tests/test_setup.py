@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -185,7 +186,32 @@ def test_pip_does_what_uv_cannot(environment: Path, tmp_path: Path, uv: str) -> 
     installed = all(next(environment.glob(f"lib/*/site-packages/{name}.py"), None) for name in names)
     assert done.returncode == 0, done.stderr
     assert installed == (uv != "exit 0")  # this uv says that it has, and is believed
-    assert ("uv could not install lock.txt, so pip does:\nno such index" in done.stdout) == ("echo" in uv)
+    assert (f"uv could not install {names[0]}==1.0 and 3 more, so pip does:\nno such index" in done.stdout) == ("echo" in uv)
+
+
+BUILD = """
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    return shutil.copy("deepspeed-1.0-py3-none-any.whl", folder) and "deepspeed-1.0-py3-none-any.whl"
+"""
+
+
+@pytest.mark.slow
+def test_nothing_is_installed_while_a_build_imports_what_is(environment: Path, tmp_path: Path) -> None:
+    names = [f"early{place}" for place in range(4)]
+    for name in names:
+        wheel(tmp_path, name)
+    source = tmp_path / "deepspeed-1.0"
+    source.mkdir()
+    wheel(source, "deepspeed")
+    (source / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+    (source / "backend.py").write_text(f"import {', '.join(names)}, shutil\n{BUILD}")
+    with tarfile.open(tmp_path / "deepspeed-1.0.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    (tmp_path / "lock.txt").write_text("".join(f"{name}==1.0\n" for name in ("deepspeed", *names)))
+    paths = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    command = [environment / "bin" / "python", ROOT / "requirements/install.py", "lock.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
