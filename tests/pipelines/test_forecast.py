@@ -231,8 +231,8 @@ def test_a_reward_model_computes_a_prompt_once_for_all_its_answers(tmp_path):
     sampled, judged = (estimates.of(estimates.graph.find(name)).amounts for name in ("sample_1", "judge_1"))
     assert judged.rows and judged.document and judged.tokens and sampled.prompt
     alone = judged.document.value - sampled.prompt.value
-    assert judged.rows.value == 4 * 160  # four answers to each of 160 prompts
-    assert judged.tokens.value == pytest.approx(160 * sampled.prompt.value + 640 * alone)
+    assert judged.rows.value == 4 * 176  # four answers to each of 176 prompts
+    assert judged.tokens.value == pytest.approx(176 * sampled.prompt.value + 704 * alone)
 
 
 def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):
