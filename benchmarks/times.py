@@ -31,6 +31,11 @@ def stage_seconds(recipe: Path) -> dict[str, float]:
     return dict(sorted(((name, seconds) for name, seconds in found.items() if seconds), key=lambda one: -one[1]))
 
 
+def processor(hardware: dict[str, Any]) -> list[Any]:
+    """What tells processors apart: one vendor's name stands for many of them."""
+    return [hardware.get(part) for part in ("cpu", "cpu_model", "cores", "instruction_sets")]
+
+
 def measured(command: list[str]) -> dict[str, Any]:
     """Run a command and time it."""
     watch, place, began = Watch(), hardware(), time.monotonic()
@@ -55,7 +60,7 @@ def main(command: list[str]) -> None:
         found["stages"] = stage_seconds(DEMO)
     path = TIMES / f"{'-'.join(command)}.json"
     before = json.loads(path.read_text()) if path.exists() else []
-    others = [one for one in before if one["hardware"].get("cpu") != found["hardware"].get("cpu")]
+    others = [one for one in before if processor(one["hardware"]) != processor(found["hardware"])]
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps([*others, found], indent=1, sort_keys=True) + "\n")
     print(f"{found['command']}: {found['seconds']} s, in which products of matrices take {found['teraoperations']:g} teraoperations")
