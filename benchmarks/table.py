@@ -212,7 +212,7 @@ def timed() -> str:
         return ""
     lines, stages = ["| command | minutes | teraoperations | machine |", "|---|---|---|---|"], []
     for one in found:
-        machine, cpu = one["machine"], f"{processors(one['hardware'])} with {one['hardware']['instruction_sets'][-1]}"
+        machine, cpu = one["machine"], f"{processors(one['hardware'])}, {one['hardware']['instruction_sets'][-1]}"
         where = f"{cpu}, {machine['gflops']} GFLOP/s; {machine['stolen']:.1%} given to others; {one['date']}"
         lines.append(f"| `{one['command']}` | {one['seconds'] / 60:.1f} | {one['teraoperations']:g} | {where} |")
         if "stages" in one:
