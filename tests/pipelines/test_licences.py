@@ -239,7 +239,7 @@ def test_what_the_recipe_says_later_counts_beside_what_was_recorded(tmp_path):
 def test_records_of_before_name_what_packages_hold_and_nothing_is_guessed(tmp_path):
     project, _ = made_at(tmp_path, "demo")
     found = {origin.name: origin.licences for origin in origins(read_pedigree(project.artifact("demo/rlvr")))}
-    assert found == {"smollm2-135m-instruct": ("apache-2.0",), "alpaca-en-demo": ("cc-by-nc-4.0",), "dpo-en-demo": ("unknown",)}
+    assert found == {"smollm2-135m-instruct": ("apache-2.0",), "alpaca-en-demo": ("cc-by-nc-4.0",)}
 
 
 def test_texts_of_records_cannot_break_the_table():
