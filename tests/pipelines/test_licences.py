@@ -2,10 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
-from handmade import build, made_at, project_at
+from handmade import build, everything, project_at
 
 from pedigree.configs.base.document import ConfigError
 from pedigree.configs.base.frozen import Frozen, Many
@@ -25,6 +26,8 @@ from pedigree.pipelines.publish.attribution import Origin, all_licences, brought
 from pedigree.pipelines.publish.card import card
 from pedigree.pipelines.publish.export import data_card, export, in_standard
 from pedigree.pipelines.publish.report import write_report
+
+STARTERS = Path(__file__).resolve().parents[2] / "configs" / "starters"
 
 RECIPE = """
 description: Rows of others.
@@ -237,9 +240,11 @@ def test_what_the_recipe_says_later_counts_beside_what_was_recorded(tmp_path):
 
 
 def test_records_of_before_name_what_packages_hold_and_nothing_is_guessed(tmp_path):
-    project, _ = made_at(tmp_path, "demo")
-    found = {origin.name: origin.licences for origin in origins(read_pedigree(project.artifact("demo/rlvr")))}
-    assert found == {"smollm2-135m-instruct": ("apache-2.0",), "alpaca-en-demo": ("cc-by-nc-4.0",)}
+    project = project_at(tmp_path)
+    (project.recipes / "dpo.yaml").write_text(STARTERS.joinpath("dpo.yaml").read_text())
+    everything(project, "dpo")
+    found = {origin.name: origin.licences for origin in origins(read_pedigree(project.artifact("dpo/dpo")))}
+    assert found == {"smollm2-135m-instruct": ("apache-2.0",), "alpaca-en-demo": ("cc-by-nc-4.0",), "dpo-en-demo": ("unknown",)}
 
 
 def test_texts_of_records_cannot_break_the_table():
