@@ -3,12 +3,14 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from running_lab import Lab
-from waiting import deadline
+from waiting import deadline, until
 
 from pedigree.data.store import heartbeat
 
@@ -35,3 +37,37 @@ def hasty(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(text)
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
     monkeypatch.setattr(heartbeat, "SILENCE_S", silence)
+
+
+class ListenersClock:
+    """Time as the listeners of this process measure it. It passes as the test says: whoever beats late on a busy machine is not taken for
+    dead, and nobody waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self._looks, look = 0.0, 0, heartbeat.Listener.silent_s
+
+        def counted(listener: heartbeat.Listener, sign: object) -> float:
+            silent = look(listener, sign)
+            self._looks += 1
+            return silent
+
+        monkeypatch.setattr(heartbeat.Listener, "silent_s", counted)
+        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def beating(self, beat: Callable[[], object]) -> None:
+        """Lets pass twice the time of silence, with beats all the while, and lets listeners look after each."""
+        end = self.now + 2 * heartbeat.SILENCE_S
+        while self.now < end:
+            beat()
+            self.now += min(heartbeat.SILENCE_S / 4, heartbeat.LONGEST_GAP_S)
+            before = self._looks
+            until(lambda: self._looks > before + 1)  # noqa: B023
+
+    def silent(self, condition: Callable[[], object]) -> None:
+        """Lets time pass until a condition is met."""
+
+        def passed() -> object:
+            self.now += heartbeat.LONGEST_GAP_S
+            return condition()
+
+        until(passed)

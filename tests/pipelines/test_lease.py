@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import stale_view
-from elsewhere import needs_elsewhere, python_elsewhere
+from elsewhere import ListenersClock, needs_elsewhere, python_elsewhere
 from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
@@ -25,6 +25,7 @@ from pedigree.data.store import fence as fences
 from pedigree.data.store import heartbeat
 from pedigree.data.store.fence import Fence, Superseded
 from pedigree.data.store.heartbeat import Listener, Pulse
+from pedigree.pipelines.jobs import lease as leases
 from pedigree.pipelines.jobs import slots as machine
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.jobs.lease import Cancelled, LeaseLost, holder_of, lease
@@ -41,6 +42,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is over after three seconds."""
     monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(3.0))  # whoever beats may have to wait for a busy machine
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ListenersClock:
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 8.0)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
+    monkeypatch.setattr(leases, "POLL_S", 0.02)
+    return ListenersClock(monkeypatch)
 
 
 def claim(folder: Path, number: int, **process: object) -> Path:
@@ -109,33 +118,23 @@ def test_many_who_want_it_have_it_one_at_a_time_under_growing_numbers(tmp_path: 
 
 
 @pytest.mark.parametrize("hours", [1000, *(pytest.param(hours, marks=pytest.mark.nightly) for hours in (-1000, 0))])
-def test_a_holder_elsewhere_lives_by_its_pulse_whatever_the_clocks_say(tmp_path: Path, soon: None, hours: int) -> None:
+def test_a_holder_elsewhere_lives_by_its_pulse_whatever_the_clocks_say(tmp_path: Path, clock: ListenersClock, hours: int) -> None:
     """Its machine's clock, and so the time of its files, may be anything: today an hour's difference takes a living one's lease away."""
     path = claim(tmp_path / "a", 1)
-    beat, stop = path.with_suffix(".beat"), threading.Event()
 
     def live() -> None:
-        for count in range(10_000):
-            beat.write_text(str(count))
-            os.utime(beat, (0, time.time() + 3600 * hours))
-            os.utime(path, (0, time.time() + 3600 * hours))
-            if stop.wait(0.1):
-                return
+        path.with_suffix(".beat").write_text(str(clock.now))
+        for file in (path.with_suffix(".beat"), path):
+            os.utime(file, (0, time.time() + 3600 * hours))
 
-    heart, got = threading.Thread(target=live), threading.Event()
-    heart.start()
-
-    def want() -> None:
-        with lease(tmp_path / "a", "mine") as hold:
-            assert hold.number == 2
-            got.set()
-
-    thread = InThread(want)
-    assert holder_of(tmp_path / "a") is not None
-    assert not got.wait(1.5 * heartbeat.SILENCE_S), "taken from a holder that lives"
-    stop.set()
-    heart.join()
-    thread.join(20)  # a silent holder is taken over from
+    live()
+    seen: list[str] = []
+    thread = InThread(take, tmp_path / "a", seen)
+    until(lambda: seen, alive=thread.alive)
+    clock.beating(live)
+    assert holder_of(tmp_path / "a") is not None and len(seen) == 1, "taken from a holder that lives"
+    clock.silent(lambda: not thread.alive())
+    assert seen[1:] == ["held 2"]
 
 
 def test_a_clock_that_jumps_takes_nothing_away_and_a_cancelled_wait_ends(
@@ -182,7 +181,7 @@ def test_who_was_overtaken_learns_of_it_and_an_old_number_never_counts_again(tmp
 
 
 @needs_elsewhere
-def test_two_machines_on_one_disk_and_the_one_that_was_stopped_comes_back(tmp_path: Path) -> None:
+def test_two_machines_on_one_disk_and_the_one_that_was_stopped_comes_back(tmp_path: Path, clock: ListenersClock) -> None:
     """The other machine holds it and is stopped; it is taken over after silence, and when it goes on it must see that."""
     code = f"""{HOLD}from pedigree.data.store import heartbeat; heartbeat.BEAT_S = 0.2
 with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
@@ -192,15 +191,16 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
 """
     other = python_elsewhere(code, ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert other.stdout and other.stdout.readline() == "holds\n"
-    taken = f"{HOLD}from pedigree.data.store import heartbeat; heartbeat.SILENCE_S = {deadline(3.0)}\n"
-    taken += f"with lease(Path({str(tmp_path / 'a')!r}), 'here') as hold: print(hold.number)"
-    here = subprocess.Popen([sys.executable, "-c", taken], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    with pytest.raises(subprocess.TimeoutExpired):  # it beats
-        here.wait(deadline(5.5))
+    seen: list[str] = []
+    thread = InThread(take, tmp_path / "a", seen)
+    until(lambda: seen, alive=thread.alive)
+    clock.beating(lambda: next_beat(tmp_path / "a/000001.beat"))
+    assert thread.alive() and len(seen) == 1
     children = subprocess.run(["pgrep", "-P", str(other.pid)], capture_output=True, text=True, check=True).stdout.split()
     for pid in children:
         os.kill(int(pid), signal.SIGSTOP)
-    assert here.communicate(timeout=deadline(20))[0] == "2\n"
+    clock.silent(lambda: not thread.alive())
+    assert seen[1:] == ["held 2"]
     for pid in children:
         os.kill(int(pid), signal.SIGCONT)
     _, said = other.communicate("\n", timeout=deadline(20))
@@ -343,7 +343,7 @@ STRANGE_CLAIMS = {
 @pytest.mark.parametrize(
     "what", [what if what == "since text" else pytest.param(what, marks=pytest.mark.nightly) for what in STRANGE_CLAIMS]
 )
-def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path: Path, soon: None, what: str) -> None:
+def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path: Path, clock: ListenersClock, what: str) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     (folder / "000001.json").write_text(STRANGE_CLAIMS[what].replace("PROCESS", json.dumps(Process.here().model_dump())))
@@ -352,10 +352,15 @@ def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path:
         thread = InThread(take, folder, seen)
         until(lambda: seen)
         assert holder_of(folder) is not None and "000001.json" in seen[0] and "without a heartbeat" in seen[0]
-        time.sleep(1.5 * heartbeat.SILENCE_S)  # that nothing happens takes its time to be seen
-        assert thread.alive()
-    thread.join()
+        clock.beating(lambda: next_beat(folder / "000001.beat"))
+        assert thread.alive() and len(seen) == 1
+    clock.silent(lambda: not thread.alive())
     assert seen[1:] == ["held 2"]
+
+
+def next_beat(path: Path) -> None:
+    before = heartbeat.sign(path)
+    until(lambda: heartbeat.sign(path) != before)
 
 
 def take(folder: Path, seen: list[str]) -> None:
@@ -363,8 +368,9 @@ def take(folder: Path, seen: list[str]) -> None:
         seen.append(f"held {hold.number}")
 
 
-def test_strange_names_in_a_lease_are_left_alone(tmp_path: Path, soon: None) -> None:
+def test_strange_names_in_a_lease_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, seen = tmp_path / "a", []
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.1)  # nobody beats
     (folder / "000001.json").mkdir(parents=True)  # a claim that is a folder
     for name in ("0x.json", "1.2.json", "7.txt"):
         (folder / name).touch()
