@@ -39,9 +39,15 @@ def hasty(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "SILENCE_S", silence)
 
 
+def next_beat(path: Path) -> None:
+    """Waits until a heartbeat has changed."""
+    before = heartbeat.sign(path)
+    until(lambda: heartbeat.sign(path) != before)
+
+
 class ListenersClock:
     """Time as the listeners of this process measure it. It passes as the test says: whoever beats late on a busy machine is not taken for
-    dead, and nobody waits."""
+    dead, and nobody waits. Made before they begin to listen."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self._looks, look = 0.0, 0, heartbeat.Listener.silent_s

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from elsewhere import ListenersClock
 from running_lab import CLEAN, RANKS, Lab, goes_on, outcomes, read, running_scratch, status
 from waiting import InThread, deadline, until
 
@@ -69,14 +70,15 @@ def test_retries_end(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.proves("placement.heartbeat_timeout_s")
-def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
+def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.knobs(raw={"seconds": 600, "silent": True})
-    seconds = round(deadline(8))  # many times what a job needs to start
-    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
-    run = lab.run()
-    said = rf"no heartbeat for \d+ s although its process is alive; placement.heartbeat_timeout_s allows {seconds}\b"
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", "retries: 0, heartbeat_timeout_s: 60")
+    run, clock = lab.run(), ListenersClock(monkeypatch)
+    thread = InThread(ensure, run, run.graph.find("raw"))
+    until(lambda: "raw" in lab.runs(), alive=thread.alive)
+    said = r"no heartbeat for \d+ s although its process is alive; placement.heartbeat_timeout_s allows 60\b"
     with pytest.raises(StageFailed, match=said) as failed:
-        ensure(run, run.graph.find("raw"))
+        clock.silent(lambda: not thread.alive())
     scratch = running_scratch(lab, "raw")
     assert scratch and not list(processes_of(scratch))
     assert "the stack of each thread is at the end of its log" in str(failed.value)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import stale_view
-from elsewhere import ListenersClock, needs_elsewhere, python_elsewhere
+from elsewhere import ListenersClock, needs_elsewhere, next_beat, python_elsewhere
 from waiting import InThread, deadline, until
 
 from pedigree.configs.base.problems import PedigreeError
@@ -356,11 +356,6 @@ def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path:
         assert thread.alive() and len(seen) == 1
     clock.silent(lambda: not thread.alive())
     assert seen[1:] == ["held 2"]
-
-
-def next_beat(path: Path) -> None:
-    before = heartbeat.sign(path)
-    until(lambda: heartbeat.sign(path) != before)
 
 
 def take(folder: Path, seen: list[str]) -> None:

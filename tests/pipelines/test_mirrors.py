@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elsewhere import ListenersClock
 from faulty_store import KEYS, s3_server
 from running_lab import PROFILE, Lab
-from waiting import deadline, until
+from waiting import InThread, deadline, until
 
 from pedigree.data.artifacts import mirror as mirrors
 from pedigree.data.artifacts.mirror import Lease, Mirror
@@ -204,11 +205,12 @@ def test_a_mistake_is_told_before_any_job_begins(tmp_path: Path, monkeypatch: py
     assert "placement.checkpoint_url s3://no-such-bucket/runs: the bucket does not exist: create it" in end.message
 
 
-def test_force_begins_again_whatever_was_sent(tmp_path: Path) -> None:
+def test_force_begins_again_whatever_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"file://{tmp_path}/store"
     one = lab_with(tmp_path / "one", url)
     waiting = Lease(f"{url}/{killed(one, url)}", "waiting", "this test", 60.0)
-    waiting.acquire(lambda said: None)  # once it counts as gone
+    clock, thread = ListenersClock(monkeypatch), InThread(waiting.acquire, lambda said: None)
+    clock.silent(lambda: not thread.alive())  # the job that was killed counts as gone
     waiting.release()
     (one.root / "wait").unlink()
     one.forget_runs()

@@ -107,8 +107,9 @@ def test_work_whose_inputs_are_not_made_now_is_kept(lab: Lab):
 
 
 def test_work_is_listed_while_the_remote_that_has_its_inputs_cannot_be_reached(lab: Lab, monkeypatch: pytest.MonkeyPatch, type_):
-    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}.items():
-        monkeypatch.setenv(name, value)
+    store = {"ENDPOINT_URL": "http://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "MAX_ATTEMPTS": "1"}
+    for name, value in store.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
     lab.configure_dvc("s3://bucket/remote")
     for folder in ("artifacts/lab/raw", ".dvc/cache"):
         shutil.rmtree(lab.root / folder)

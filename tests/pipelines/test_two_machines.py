@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elsewhere import hasty, needs_elsewhere, python_elsewhere
+from elsewhere import ListenersClock, hasty, needs_elsewhere, next_beat, python_elsewhere
 from running_lab import Lab
 from waiting import InThread, deadline, until
 
@@ -20,6 +20,7 @@ from pedigree.data.store.fence import OVERTAKEN
 from pedigree.pipelines.jobs.context import StageFailed
 from pedigree.pipelines.jobs.launcher import LocalLauncher
 from pedigree.pipelines.run.ensure import ensure
+from pedigree.stages.job.job import PULSES
 
 pytestmark = needs_elsewhere
 MACHINE = """
@@ -98,12 +99,14 @@ def machine(lab: Lab) -> Iterator[Machine]:
 
 def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process number means nothing here: looked up, it would let a second writer start in the same folder."""
-    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(6.0))  # a job on a busy machine may say nothing for two seconds
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 8.0)
     machine.tell("kill runner")
     told: list[str] = []
-    (lab.root / "go").touch()
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{state} {detail}"))
-    assert ensure(run, run.graph.find("raw")).outcome == "attached"
+    clock, thread = ListenersClock(monkeypatch), InThread(ensure, run, run.graph.find("raw"))
+    clock.beating(lambda: next_beat(machine.scratch / PULSES))
+    (lab.root / "go").touch()
+    assert thread.join().outcome == "attached"
     assert lab.runs() == ["raw"] and not list(Path(os.environ["PEDIGREE_SLOTS"]).glob("cores/*.json"))
     assert any("on another machine or before a reboot" in line for line in told)
 
