@@ -120,6 +120,9 @@ class Kind:
     """How it passes texts through a frozen model in torch; None where it does not."""
     sampling_plan: Callable[[Any], SamplingPlan | None] = lambda config: None
     """How it submits requests to an engine; None where it uses no engine. `work` may know longer answers."""
+    served: Callable[[Any], Sequence[SamplingPlan]] = lambda config: ()
+    """Optional ports whose policies are queried while it works, each in a further engine: a judge, a simulated user. A config that names
+    one requires the input."""
 
     # rehearsals
     shrink: Shrink = unchanged
@@ -137,6 +140,10 @@ class Kind:
     def trains(self) -> bool:
         """Whether its output is a model trained from the one at the port `policy`."""
         return bool(self.trains_on) and "policy" in self.inputs
+
+    def required(self, config: Any) -> frozenset[str]:
+        """Optional inputs that a config makes required."""
+        return self.needs(config) | {plan.port for plan in self.served(config)}
 
     def opens_engines(self, config: Any) -> bool:
         """Whether a stage starts as many engines, or copies of a frozen model, as its placement specifies."""

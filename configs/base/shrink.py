@@ -103,7 +103,9 @@ class Cut:
         self.most(f"{place}.warmup_steps", 0, "batches")
 
     def leave_out(self, port: str) -> None:
-        """Removes an input."""
+        """Removes an input, once."""
+        if any(change.setting == f"{INPUT}{port}" for change in self.changes):
+            return
         (source,) = self.inputs[port]
         self.changes.append(Reduced(self.address, f"{INPUT}{port}", source, None, "judges"))
 

@@ -150,7 +150,7 @@ class Building:
         config = self._config(name, declaration, body)
         if sources is None or config is None:
             return None
-        missing = declaration.needs(config) - {edge.port for edge, _ in sources}
+        missing = declaration.required(config) - {edge.port for edge, _ in sources}
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
             self._complain(name, ("in",), f"this config requires input {port_name!r}: name a stage with output {makes}")

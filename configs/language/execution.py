@@ -5,7 +5,7 @@ engines decide which requests are batched together. `Numerics` may change roundi
 is not resumed under different ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -492,6 +492,25 @@ def _count(settings: Mapping[str, Any], name: str, otherwise: int) -> int:
 def kv_cache_bytes(gpu_bytes: int, placement: Placement, weights: int) -> int:
     """KV cache of a vLLM engine on each of its GPUs, of `gpu_bytes`, next to so many bytes of weights; at most 0 if there is no room."""
     return int(gpu_bytes * placement.gpu_memory_utilization) - weights - ENGINE_OVERHEAD
+
+
+def gpus_taken(numerics: Numerics, placement: Placement, *, beside: bool = False) -> int:
+    """GPUs of a machine for the ranks and engines of a stage, which take turns unless the engines are `beside` training."""
+    engines = placement.engines * numerics.tensor_parallel
+    return numerics.ranks_per_node + engines if beside else max(numerics.ranks_per_node, engines)
+
+
+def served_problem(numerics: Numerics, placement: Placement, ports: Sequence[str], *, beside: bool = False) -> str | None:
+    """Error message if the policies at these ports, which are queried while the stage works, have no GPUs of their own; else None."""
+    taken = gpus_taken(numerics, placement, beside=beside)
+    needed = taken + len(ports) * numerics.tensor_parallel
+    if not ports or numerics.device == "cpu" or needed <= placement.slots:
+        return None
+    return (
+        f"policies at {' and '.join(ports)} need GPUs of their own: {taken} of the stage and {needed - taken} with tensor_parallel "
+        f"{numerics.tensor_parallel} need {needed} slots, but placement.slots is {placement.slots}: raise slots, or lower world_size or "
+        "engines"
+    )
 
 
 def engines_problem(numerics: Numerics, placement: Placement, *, beside: bool = False) -> str | None:

@@ -10,7 +10,8 @@ from pedigree.configs.base.frozen import Frozen, Many
 from pedigree.configs.base.problems import PedigreeError
 from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
 from pedigree.configs.base.shrink import TURNS, Cut
-from pedigree.configs.methods.language_model import ByEndpoint, Sampling
+from pedigree.configs.base.work import SamplingPlan
+from pedigree.configs.methods.language_model import Sampling, Served, served_plan, shrink_asking
 
 RESET_COLUMNS = ("seed", "messages", "id", "source", "verifier", "template_arguments")
 """Keyword arguments of `reset`, before those of the rows' verifiers."""
@@ -64,10 +65,10 @@ class EnvironmentProgram(Partner):
 
 
 class SimulatedUser(Partner):
-    """A language model behind a server that plays the user: it sees the conversation with roles exchanged, the policy's answers as those of
+    """A language model that plays the user: it sees the conversation with roles exchanged, the policy's answers as those of
     the user. It gives no rewards: verifiers score the last answer.
 
-    Replies are stored, so that an interrupted run asks nothing twice. A conversation without a reply has no reward; if the server is down,
+    Replies are stored, so that an interrupted run asks nothing twice. A conversation without a reply has no reward; if the model is down,
     the attempt ends.
     """
 
@@ -76,8 +77,8 @@ class SimulatedUser(Partner):
     scored_by: ClassVar[str] = "verifier"
     type: Literal["user"]
     """A language model that plays the user."""
-    by: ByEndpoint
-    """The server of that model."""
+    by: Served
+    """That model: a policy at the input `user`, or a server."""
     instructions: str = Field(min_length=1)
     """Its system message. `$prompt` is the last message of the prompt, `$NAME` an argument of the prompt's verifier, `$$` a dollar sign."""
     opens: bool = False
@@ -165,6 +166,12 @@ AnyPlayed = Annotated[PlayedEnvironment | SimulatedUser, Field(discriminator="ty
 AnyEvaluated = Annotated[EvaluatedEnvironment | EvaluatedUser, Field(discriminator="type"), BeforeValidator(_typed)]
 
 
+def served_user(config: Any) -> tuple[SamplingPlan, ...]:
+    """How a policy that plays the user in a stage is queried; empty if none does."""
+    user = config.environment
+    return served_plan(user.by, "user", config.dtype, user.sampling.max_tokens) if isinstance(user, SimulatedUser) else ()
+
+
 def programs_of(config: Frozen) -> list[Any]:
     """The Python files of the project that score or converse in a stage, with a function each."""
     environment = getattr(config, "environment", None)
@@ -175,4 +182,4 @@ def shrink_environment(cut: Cut) -> None:
     """Shorten the conversations of a config, if it has any; a user is played by the rehearsal's own server."""
     cut.most("environment.max_turns", TURNS, "lengths")
     if cut.get("environment.type") == "user":
-        cut.set("environment.by.base_url", cut.stand_ins.judge_url, "judges")
+        shrink_asking(cut, "user", "environment.by")

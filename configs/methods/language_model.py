@@ -1,7 +1,7 @@
 """Config of the language model that a stage queries, a policy of the recipe or a server, and of sampling from it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, added
 from pedigree.configs.base.shrink import Cut
-from pedigree.configs.base.work import SamplingPlan
+from pedigree.configs.base.work import MAX_RUNNING, SamplingPlan
 
 
 class Sampling(Frozen):
@@ -71,13 +71,39 @@ class ByEndpoint(Frozen):
 Speaker = Annotated[ByPolicy | ByEndpoint, Field(discriminator="type")]
 
 
-def shrink_asking(cut: Cut, port: str) -> None:
+class ServedPolicy(Frozen):
+    """A policy of the recipe, at an input of the stage, in a vLLM engine of its own while the stage works, with the stage's `dtype`. The
+    engine has GPUs of its own, as many as `tensor_parallel`, which `slots` must count.
+
+    Which replies are computed together depends on time, so that another run has other bits.
+    """
+
+    type: Literal["policy"]
+
+
+Served = Annotated[ServedPolicy | ByEndpoint, Field(discriminator="type")]
+
+
+def served_plan(by: Served, port: str, dtype: Dtype, answer: int) -> tuple[SamplingPlan, ...]:
+    """How the policy at a port is queried while a stage works; empty for a server."""
+    return (SamplingPlan(port, dtype, MAX_RUNNING, answer, chunk=1),) if isinstance(by, ServedPolicy) else ()
+
+
+def unserved_problem(plans: Iterable[SamplingPlan], arrived: Arrived, *ports: str) -> str | None:
+    """Error message if a policy arrives at one of these ports and nothing queries it, else None."""
+    for port in ports:
+        if arrived.get(port) and port not in {plan.port for plan in plans}:
+            return f"the input {port} is set, but `by` of the {port} is an endpoint: set `by: {{type: policy}}`, or remove the input"
+    return None
+
+
+def shrink_asking(cut: Cut, port: str, field: str = "by") -> None:
     """Query the rehearsal's own endpoint instead of the recipe's: a tiny model cannot follow an output format."""
-    if cut.get("by.type") == "endpoint":
-        cut.set("by.base_url", cut.stand_ins.judge_url, "judges")
+    if cut.get(f"{field}.type") == "endpoint":
+        cut.set(f"{field}.base_url", cut.stand_ins.judge_url, "judges")
         return
     cut.leave_out(port)
-    cut.set("by", {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")
+    cut.set(field, {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")
 
 
 def asking_needs(port: str) -> Callable[[Any], frozenset[str]]:

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pedigree.configs.base.frozen import Arrived, Dtype, Frozen, Many, added
 from pedigree.configs.base.python_files import FunctionName, PythonFile, keyword_arguments
-from pedigree.configs.methods.language_model import ByEndpoint
+from pedigree.configs.methods.language_model import Served
 from pedigree.configs.methods.rubrics import Rating
 
 COLUMNS = ("prompts", "completions", "completion_ids", "id", "source", "verifier", "verifier_score", "finish_reason", "template_arguments")
@@ -129,28 +129,19 @@ class ModelReward(Term):
     """Compute dtype of the models."""
 
 
-def _no_policy(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") == "policy":
-        raise ValueError(
-            "by is a policy, but the engines of rlvr hold the policy that is trained: serve the judge, e.g. with `vllm serve`, and set "
-            "`by: {type: endpoint, base_url: ..., model: ...}`"
-        )
-    return value
-
-
 class RatedReward(Term, Rating):
     """The mean rating of an answer by a language model, as in `judge`: 1 to 5, one question for each rubric.
 
-    Replies are stored, so that an interrupted run asks nothing twice. If the server is down, the attempt ends.
+    Replies are stored, so that an interrupted run asks nothing twice. If the model is down, the attempt ends.
     """
 
     formula: ClassVar[str] = "mean over the rubrics of the rating; unknown if one has none"
     source: ClassVar[str] = "Cui et al. 2023, arXiv 2310.01377 (UltraFeedback), app. G.1; Tülu 3, arXiv 2411.15124, §5.2.1"
     type: Literal["rating"]
-    by: Annotated[ByEndpoint, BeforeValidator(_no_policy)]  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The server of the model that rates. A policy of the recipe has no engine next to those of the policy that is trained."""
+    by: Served  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The model that rates: a policy at the input `judge`, or a server."""
     max_unanswered_share: float = Field(default=0.1, ge=0, lt=1)
-    """The attempt ends if the server leaves more than this share of a batch's answers without a rating."""
+    """The attempt ends if the model leaves more than this share of a batch's answers without a rating."""
 
 
 class Majority(Term):
@@ -279,6 +270,10 @@ class Reward(Frozen):
     @property
     def programs(self) -> list[RewardProgram]:
         return [term for term in self.terms if isinstance(term, RewardProgram)]
+
+    @property
+    def ratings(self) -> list[RatedReward]:
+        return [term for term in self.terms if isinstance(term, RatedReward)]
 
     @property
     def by_models(self) -> list[ModelReward]:

@@ -26,7 +26,8 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
     kind, config = node.declaration, node.config
     training, scoring, sampling = kind.training_plan(config), kind.scoring_plan(config), amounts.plan or kind.sampling_plan(config)
     beside = [port for port in ("reference", "teacher", "value") if training and getattr(training, port)]
-    ports = [*(["policy"] if training else ()), *(plan.port for plan in (scoring, sampling) if plan), *beside]
+    queried = kind.served(config)
+    ports = [*(["policy"] if training else ()), *(plan.port for plan in (scoring, sampling, *queried) if plan), *beside]
     largest: dict[str, Shape] = {}
     for port, source in _models(graph, node, ports):
         shape = shape_of(project, graph, source, due)
@@ -44,6 +45,7 @@ def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts, due: 
         scoring=scoring,
         sampling=sampling,
         served=largest.get(sampling.port) if sampling else None,
+        queried=tuple((plan, largest[plan.port]) for plan in queried if plan.port in largest),
         reference=held.get("reference"),
         reference_is_policy=_sources(node, "reference") <= _sources(node, "policy"),
         teacher=held.get("teacher"),

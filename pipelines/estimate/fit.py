@@ -81,10 +81,12 @@ def lacks(trial: Trial) -> list[Shortfall]:
         if needed > bound:
             largest = sorted(terms.items(), key=lambda term: -term[1])[:3]
             found.append(Shortfall(f"{phase} on {each}" if phase else each, needed, bound, tuple(largest)))
-    engine = needs.engine
-    if engine is not None and engine.room is not None and engine.least_cache > engine.room:
-        place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
-        found.append(Shortfall(f"the KV cache of a chunk of requests (under {place})", engine.least_cache, engine.room))
+    place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
+    caches = [("a chunk of requests", needs.engine, needs.engine.least_cache)] if needs.engine else []
+    caches += [(f"the context of the {port}", engine, engine.cache) for port, engine in needs.queried.items()]
+    for what, engine, cache in caches:
+        if engine.room is not None and cache > engine.room:
+            found.append(Shortfall(f"the KV cache of {what} (under {place})", cache, engine.room))
     if hardware.device == "cuda" and hardware.host_bytes is not None:
         together = needs.host_of(hardware.gpus_per_node)
         if together > hardware.host_bytes:

@@ -1,7 +1,7 @@
 """Peak resource needs of a stage from its models and workload, as pure functions so that remedies can be tried."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pedigree.configs.base.frozen import Dtype
@@ -25,6 +25,8 @@ class Facts:
     sampling: SamplingPlan | None = None
     served: Shape | None = None
     """The largest model that an engine loads."""
+    queried: tuple[tuple[SamplingPlan, Shape], ...] = ()
+    """Policies that are queried while the stage works, each in an engine of its own."""
     reference: Shape | None = None
     """Reference model."""
     reference_is_policy: bool = False
@@ -96,6 +98,8 @@ class Needs:
     ranks: int = 1
     beside: int = 0
     """GPUs of engines that generate while the ranks train."""
+    queried: Mapping[str, Engine] = field(default_factory=dict)
+    """Port → engine of a policy that is queried while the stage works, on GPUs of its own."""
     nodes: int = 1
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
@@ -112,13 +116,14 @@ class Needs:
 
     @property
     def together(self) -> int:
-        """Total of all ranks on one machine; only rank 0 has the sampler and reward models."""
-        return max(_of_all_ranks(terms, self.ranks // self.nodes) for terms in (self.device, self.loading))
+        """Total of all ranks on one machine; only rank 0 has the sampler, reward models and further engines."""
+        once = ("sampler", "reward_models", *self.queried)
+        return max(_of_all_ranks(terms, self.ranks // self.nodes, once) for terms in (self.device, self.loading))
 
     @property
     def gpus(self) -> int:
         own = self.beside + max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
-        return max(own, self.lesser.gpus) if self.lesser else own
+        return max(own, self.lesser.gpus if self.lesser else 0) + sum(engine.ranks for engine in self.queried.values())
 
     def host_of(self, most: int) -> int:
         """Host memory of a node with at most `most` ranks."""
@@ -126,13 +131,28 @@ class Needs:
         return max(own, self.lesser.host_of(most)) if self.lesser else own
 
 
-def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
-    once = terms.get("sampler", 0) + terms.get("reward_models", 0)
-    return ranks * (peak_memory.total(terms) - once) + once
+def _of_all_ranks(terms: Mapping[str, int], ranks: int, once: Iterable[str]) -> int:
+    single = sum(terms.get(name, 0) for name in once)
+    return ranks * (peak_memory.total(terms) - single) + single
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
     """Needs of a stage under a profile; `gpu_bytes`: memory of one GPU if known, of which vLLM reserves a share."""
+    needs, queried = _own_needs(facts, numerics, placement, gpu_bytes), dict[str, Engine]()
+    for plan, shape in facts.queried:
+        longest = max(1, shape.context - plan.answer) if shape.context else None
+        alone = Facts(shape, sampling=replace(plan, max_prompt=longest), served=shape)
+        if (engine := _engine(alone, numerics, placement, gpu_bytes)) is not None:
+            queried[plan.port] = engine
+    needs = replace(needs, queried=queried)
+    if numerics.device == "cuda":
+        return needs
+    memory = {port: peak_memory.total(_engine_on(engine, numerics)) for port, engine in queried.items()}
+    return replace(needs, device=needs.device | memory, loading=needs.loading | memory if needs.loading else {})
+
+
+def _own_needs(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Needs:
+    """Needs without further engines."""
     engine = _engine(facts, numerics, placement, gpu_bytes)
     if facts.training is not None:
         return _rewarded(_training(facts, facts.training, engine, numerics, placement.engines), facts, numerics, placement)

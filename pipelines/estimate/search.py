@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.work import Amounts, unservable
-from pedigree.configs.language.execution import Numerics, batch_problem, engines_problem, ranks_problem
+from pedigree.configs.language.execution import Numerics, batch_problem, engines_problem, ranks_problem, served_problem
 from pedigree.configs.language.graph import Node
 from pedigree.pipelines.estimate.estimates import Estimates, Setting, assumed, operations
 from pedigree.pipelines.estimate.fit import Trial, lacks
@@ -86,9 +86,10 @@ def combinations(now: Trial, config: Frozen) -> Iterator[Trial]:
         except ValidationError:
             continue
         free = now.placement.slots - (numerics.ranks_per_node if beside else 0)
-        placed = {"engines": max(1, free // numerics.tensor_parallel)} if now.facts.served else {}
+        placed = {"engines": max(1, free // numerics.tensor_parallel - len(now.facts.queried))} if now.facts.served else {}
         placement = now.placement.model_copy(update=placed | {"gpu_memory_utilization": served["gpu_memory_utilization"]})
         wrong = batch_problem(config, numerics) or ranks_problem(numerics, placement)
+        wrong = wrong or served_problem(numerics, placement, [plan.port for plan, _ in now.facts.queried], beside=beside)
         if not wrong and not engines_problem(numerics, placement, beside=beside):
             yield replace(now, numerics=numerics, placement=placement)
 

@@ -153,7 +153,8 @@ def _gpus(node: Node, run: Run) -> int:
     if (plan or kind.scoring_plan(node.config)) is None:
         return ranks
     of_engines = of_engine * (engines if kind.opens_engines(node.config) else 1)
-    return ranks + of_engines if plan and plan.beside else max(ranks, of_engines)
+    served = of_engine * len(kind.served(node.config))
+    return served + (ranks + of_engines if plan and plan.beside else max(ranks, of_engines))
 
 
 def _changes(trace: Trace, nodes: Mapping[str, Node], every: Mapping[str, Node]) -> tuple[Change, ...]:

@@ -17,6 +17,7 @@ from pedigree.configs.language.execution import (
     profile_names,
     profile_path,
     ranks_problem,
+    served_problem,
 )
 from pedigree.configs.language.graph import Graph, Node
 from pedigree.configs.language.recipe import load_recipes
@@ -124,7 +125,8 @@ def _profile_problem(execution: Execution, node: Node) -> str | None:
     engines = engines_problem(numerics, placement, beside=beside) if opens else None
     if beside and numerics.device == "cuda" and node.declaration.scoring_plan(node.config):
         return "asynchronous training has no GPUs for reward models, which would share those of its ranks: remove one of the two"
-    return ranks or engines or batch_problem(node.config, numerics)
+    served = served_problem(numerics, placement, [one.port for one in node.declaration.served(node.config)], beside=beside)
+    return ranks or engines or served or batch_problem(node.config, numerics)
 
 
 def load_execution(project: Project, name: str) -> Execution:

@@ -6,7 +6,8 @@ from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, Kind
 from pedigree.configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
 from pedigree.configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
 from pedigree.configs.judging.measuring import Evaluate, evaluate_problem
-from pedigree.configs.methods.environment_programs import shrink_environment
+from pedigree.configs.methods.environment_programs import served_user, shrink_environment
+from pedigree.configs.methods.language_model import unserved_problem
 from pedigree.configs.rows.datasets import PrepareData, form_of
 from pedigree.configs.rows.suite_forms import Form
 
@@ -73,14 +74,15 @@ KIND = Kind(
     name="evaluate",
     version=3,
     config=Evaluate,
-    inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
+    inputs={"policies": port("policy", many=True), "suites": port("item", many=True), "user": port("policy", optional=True)},
     output=gives("scores"),
     engine="vllm",
     verified=lambda config: frozenset({"suites"}),
     decided_by=decided_by,
-    problem=evaluate_problem,
+    problem=lambda config, arrived: evaluate_problem(config, arrived) or unserved_problem(served_user(config), arrived, "user"),
     work=work,
     sampling_plan=sampling_plan,
+    served=served_user,
     shrink=shrink,
     family="measuring",
 )

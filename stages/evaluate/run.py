@@ -26,7 +26,7 @@ from typing import Any
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.judging.measuring import Evaluate
 from pedigree.configs.language.kinds import recorded_kind
-from pedigree.configs.methods.environment_programs import AnyEvaluated, EvaluatedUser
+from pedigree.configs.methods.environment_programs import AnyEvaluated, EvaluatedUser, served_user
 from pedigree.configs.methods.reward_terms import RewardProgram
 from pedigree.configs.methods.training import Sampling
 from pedigree.configs.rows.suite_forms import Form, Metric
@@ -59,6 +59,7 @@ from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.functions import opened, values_of
 from pedigree.stages.sampling.generate import Ask, Episodes, Opening, Score, generate
 from pedigree.stages.sampling.partners import open_environments
+from pedigree.stages.sampling.policy_servers import serving
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Continuation, Generation, Request, seed_of
 from pedigree.stages.verifiers import ended, names, sandbox
@@ -138,7 +139,8 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         opened(config.programs, (item["verifier"] for item in items), job) as functions,
         WarmEngines(job.numerics, job.placement.engines) as ahead,
         Scoring(job.numerics.threads * job.placement.engines, functions) as scoring,
-        open_environments(config.environment, items, (chats := chats_of(inputs)).values(), job) as environments,
+        serving(served_user(config), inputs, job) as servers,
+        open_environments(config.environment, items, (chats := chats_of(inputs)).values(), servers, job) as environments,
     ):
         asks = {
             (label, suite.label): build_requests(config, suite, policy, chats[label], environments, job.folder, beat)

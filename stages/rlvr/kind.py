@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pedigree.configs.base.kind import CONVERSATIONS, FUNCTIONS, RENDERING, REWARDING, Kind, gives, port
 from pedigree.configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut, even
 from pedigree.configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, ScoringPlan, TrainingPlan, at_ports, fewer_at
-from pedigree.configs.methods.environment_programs import shrink_environment
+from pedigree.configs.methods.environment_programs import served_user, shrink_environment
+from pedigree.configs.methods.language_model import served_plan, shrink_asking, unserved_problem
 from pedigree.configs.methods.policy_gradient import Ppo
 from pedigree.configs.methods.reward_terms import Majority, ModelReward, Overlong, RatedReward, RewardProgram, Term
 from pedigree.configs.methods.training import Rlvr, rlvr_problem
@@ -42,7 +43,7 @@ def shrink(cut: Cut) -> None:
         if isinstance(term, Overlong):
             cut.most(f"{place}.buffer", cut.get("sampling.max_tokens"), "lengths")
         if isinstance(term, RatedReward):
-            cut.set(f"{place}.by.base_url", cut.stand_ins.judge_url, "judges")
+            shrink_asking(cut, "judge", f"{place}.by")
             cut.most(f"{place}.sampling.max_tokens", TOKENS, "lengths")
             cut.set(f"{place}.max_unanswered_share", max(term.max_unanswered_share, MAX_UNKNOWN), "thresholds")
     if config.algorithm.keep:
@@ -84,6 +85,12 @@ def sampling_plan(config: Rlvr) -> SamplingPlan:
         "policy", config.dtype, together, answer, samples, chunk, queued_by="replay: recorded", max_prompt=config.max_prompt_length,
         beside=config.asynchronous is not None,
     )  # fmt: skip
+
+
+def served(config: Rlvr) -> tuple[SamplingPlan, ...]:
+    """One engine for the judge of all terms, one for the user."""
+    judges = [plan for term in config.reward.ratings for plan in served_plan(term.by, "judge", config.dtype, term.sampling.max_tokens)]
+    return (*judges[:1], *served_user(config))
 
 
 def training_plan(config: Rlvr) -> TrainingPlan:
@@ -133,6 +140,8 @@ KIND = Kind(
         "teacher": port("policy", optional=True),
         "value": port("reward_model", optional=True),
         "reward_models": port("reward_model", many=True, optional=True),
+        "judge": port("policy", optional=True),
+        "user": port("policy", optional=True),
     },
     output=gives("policy"),
     engine="deepspeed+vllm",
@@ -140,12 +149,13 @@ KIND = Kind(
     verified=lambda config: frozenset({"prompts"}),
     decided_by=decided_by,
     needs=lambda config: frozenset({"reward_models"} if config.reward.by_models else ()),
-    problem=rlvr_problem,
+    problem=lambda config, arrived: rlvr_problem(config, arrived) or unserved_problem(served(config), arrived, "judge", "user"),
     preflight=preflight,
     work=work,
     training_plan=training_plan,
     scoring_plan=scoring_plan,
     sampling_plan=sampling_plan,
+    served=served,
     shrink=shrink,
     family="training",
     curve="reward",

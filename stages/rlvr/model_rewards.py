@@ -1,4 +1,4 @@
-"""Rewards by models: reward models in torch, and a language model behind an endpoint. Formulas and functions are those of `judge`.
+"""Rewards by models: reward models in torch, and a language model. Formulas and functions are those of `judge`.
 
 Values and replies are in the job's log, so a resumed run computes and requests nothing twice.
 """
@@ -15,7 +15,7 @@ from pedigree.stages.core.ensembles import Member, combine, of_all
 from pedigree.stages.core.rating import mean_rating
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog
-from pedigree.stages.sampling.asking import Bound, ask_endpoint, mark_models
+from pedigree.stages.sampling.asking import Bound, Server, ask_server, mark_models
 from pedigree.stages.sampling.endpoint import Reply
 from pedigree.stages.sampling.frozen_copies import copies_of
 from pedigree.stages.sampling.raters import RatingQuestions, ratings_of, some_of
@@ -97,8 +97,8 @@ class ModelRewards:
 class RatedRewards:
     """A term's ratings by a language model."""
 
-    def __init__(self, term: RatedReward, job: Job, log: AnswerLog) -> None:
-        self._term, self._job, self._log = term, job, log
+    def __init__(self, term: RatedReward, server: Server, job: Job, log: AnswerLog) -> None:
+        self._term, self._server, self._job, self._log = term, server, job, log
         self.models = set[str]()
         """Names that the endpoint reported so far, also to earlier attempts."""
 
@@ -107,7 +107,7 @@ class RatedRewards:
         questions = RatingQuestions(term, [row for group in groups for row in rows_of(group)], job.source_files)
         bound = Bound(term.max_unanswered_share, len(questions.completions), "no rating for {} of {} answers", "max_unanswered_share")
         progress: Callable[[int, int], None] = partial(job.doing, f"rewarding by {term.called}", unit="questions")
-        replies = ask_endpoint(term.by, questions, job, bound, self._log, progress)
+        replies = ask_server(self._server, questions, job, bound, self._log, progress)
         if not (shown := job.evidence / f"questions_{term.called}.jsonl").exists():
             write_rows(shown, some_of(questions, replies))
         self.models |= {reply.model for reply in replies if isinstance(reply, Reply) and reply.model is not None}

@@ -29,6 +29,7 @@ from pedigree.stages.rlvr.majority import Majorities
 from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.functions import opened
+from pedigree.stages.sampling.policy_servers import PolicyServer, server_of
 from pedigree.stages.verifiers.reward_programs import Answered, Value
 
 SEARCH_SECONDS = 2.0
@@ -108,8 +109,11 @@ class Rewards:
 
 
 @contextmanager
-def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Mapping[str, Artifact], job: Job) -> Iterator[Rewards | None]:
-    """The rewards on rank 0, None elsewhere. Functions of the project and reward models run until the end of the block.
+def open_rewards(
+    config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Mapping[str, Artifact], servers: Mapping[str, PolicyServer], job: Job
+) -> Iterator[Rewards | None]:
+    """The rewards on rank 0, None elsewhere. Functions of the project and reward models run until the end of the block; `servers` has the
+    policy that rates.
 
     Raises:
         PedigreeError: a function or a model cannot be used.
@@ -122,7 +126,7 @@ def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Map
         functions = stack.enter_context(opened(config.reward.programs, (prompt["verifier"] for prompt in prompts), job))
         rewarders: dict[str, Rewarder] = {**functions}
         for term in config.reward.terms:
-            if found := _opened(term, models, job, log):
+            if found := _opened(term, models, servers, job, log):
                 stack.callback(found.close)
                 rewarders[term.called] = found
             if config.asynchronous and isinstance(found, ModelRewards):
@@ -130,12 +134,14 @@ def open_rewards(config: Rlvr, prompts: Sequence[Mapping[str, Any]], models: Map
         yield Rewards(config.reward, config.sampling.max_tokens, rewarders, job.doing)
 
 
-def _opened(term: Term, models: Mapping[str, Artifact], job: Job, log: Callable[[], AnswerLog]) -> Rewarder | None:
+def _opened(
+    term: Term, models: Mapping[str, Artifact], servers: Mapping[str, PolicyServer], job: Job, log: Callable[[], AnswerLog]
+) -> Rewarder | None:
     match term:
         case ModelReward():
             return ModelRewards(term, models, job, log())
         case RatedReward():
-            return RatedRewards(term, job, log())
+            return RatedRewards(term, server_of(term.by, "judge", servers, job), job, log())
         case Majority():
             return Majorities(term, partial(job.doing, f"rewarding by {term.called}"))
         case _:

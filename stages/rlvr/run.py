@@ -28,11 +28,13 @@ from pedigree.stages.job.job import Inputs, Job, only, only_or_none
 from pedigree.stages.rlvr.group_selection import Cursor, without_others
 from pedigree.stages.rlvr.handover import rollout_sampler, sleep_level, takes_turns
 from pedigree.stages.rlvr.hints import refuse_unhinted
+from pedigree.stages.rlvr.kind import served
 from pedigree.stages.rlvr.pacing import Clock, note_other_weights, open_pace, refuse_stale, staleness
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.rlvr.rolling import RECORDS, Prompt, Roller, Rollout, StepRollouts, mean
 from pedigree.stages.rlvr.weight_transfer import load_weights
 from pedigree.stages.sampling.partners import open_environments
+from pedigree.stages.sampling.policy_servers import serving
 from pedigree.stages.sampling.sampler import model_context
 from pedigree.stages.training import kernels
 from pedigree.stages.training.checkpoints import Checkpoints
@@ -65,8 +67,9 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     refuse_unhinted([row for row, _ in prompts], config, chat, job)
     with (
         Verifying() as verifying,
-        open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), job) as rewards,
-        open_environments(config.environment, [row for row, _ in prompts], [chat], job) as environments,
+        serving(served(config), inputs, job, beside=config.asynchronous is not None) as servers,
+        open_rewards(config, [row for row, _ in prompts], inputs.get("reward_models", {}), servers, job) as rewards,
+        open_environments(config.environment, [row for row, _ in prompts], [chat], servers, job) as environments,
         rollout_sampler(policy.payload, config, job) as engines,
     ):
         learner = make_learner(config, inputs, chat, job)

@@ -19,7 +19,8 @@ from pedigree.configs.base.work import (
 )
 from pedigree.configs.judging.pools import Sample, sample_problem
 from pedigree.configs.judging.scoring import answers_of_prompt
-from pedigree.configs.methods.environment_programs import shrink_environment
+from pedigree.configs.methods.environment_programs import served_user, shrink_environment
+from pedigree.configs.methods.language_model import unserved_problem
 
 WINDOW = 3
 """Prompts."""
@@ -87,18 +88,19 @@ KIND = Kind(
     name="sample",
     version=3,
     config=Sample,
-    inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
+    inputs={"policies": port("policy", many=True), "prompts": port("prompt"), "user": port("policy", optional=True)},
     output=lambda config, inputs: "judgment" if config.environment else "completion",
     engine="vllm",
     verified=verified,
     decided_by=lambda config: (*RENDERING, *(CONVERSATIONS if config.environment else ())),
-    problem=sample_problem,
+    problem=lambda config, arrived: sample_problem(config, arrived) or unserved_problem(served_user(config), arrived, "user"),
     preflight=preflight,
     warnings=warnings,
     work=work,
     rows=rows,
     row_tokens=row_tokens,
     sampling_plan=sampling_plan,
+    served=served_user,
     shrink=shrink,
     family="sampling",
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pedigree.configs.judging.pools import Sample, Window
-from pedigree.configs.methods.environment_programs import AnyPlayed
+from pedigree.configs.methods.environment_programs import AnyPlayed, served_user
 from pedigree.data.artifacts.artifacts import Artifact, write_rows
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
@@ -30,6 +30,7 @@ from pedigree.stages.sampling.conversations import Transcript
 from pedigree.stages.sampling.engines import WarmEngines
 from pedigree.stages.sampling.generate import Ask, Episodes, Opening, generate
 from pedigree.stages.sampling.partners import open_environments
+from pedigree.stages.sampling.policy_servers import serving
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Generation, Request, seed_of
 from pedigree.stages.verifiers import Verdict, verify_each
@@ -69,7 +70,8 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
     policies = {label: inputs["policies"][label] for label in draws}
     with (
         WarmEngines(job.numerics, job.placement.engines) as ahead,
-        open_environments(config.environment, prompts, (chats := chats_of(policies)).values(), job) as environments,
+        serving(served_user(config), inputs, job) as servers,
+        open_environments(config.environment, prompts, (chats := chats_of(policies)).values(), servers, job) as environments,
     ):
         asks = {label: ask(config, policies[label], chats[label], drawn, environments, job.folder, beat) for label, drawn in draws.items()}
         answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)

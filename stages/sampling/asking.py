@@ -1,5 +1,5 @@
-"""Ask a language model questions: a policy in a local vLLM engine, or an endpoint. Replies are kept for the next attempt. An endpoint gets
-equal questions only once.
+"""Ask a language model questions: a policy in a local vLLM engine, or a server. Replies are kept for the next attempt. A server gets equal
+questions only once.
 """
 
 from array import array
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from pedigree.configs.base.frozen import digest
 from pedigree.configs.base.texts import shown
+from pedigree.configs.language.execution import Placement
 from pedigree.configs.methods.language_model import ByEndpoint, ByPolicy, Speaker
 from pedigree.configs.methods.training import Sampling
 from pedigree.data.artifacts.artifacts import Artifact
@@ -27,6 +28,8 @@ from pedigree.stages.sampling.generate import Ask, generate
 from pedigree.stages.sampling.prepared import prepared
 from pedigree.stages.sampling.sampler import Request, model_context
 
+Outcomes = Callable[[int, Reply | NoReply], None]
+"""Called with the number of a request and its outcome."""
 MOST_NAMES = 20
 """Limit on the reported model names and fingerprints: a server may have a new fingerprint for each reply."""
 MARKED_NAMES = 3
@@ -56,9 +59,49 @@ class Questions(Protocol):
         ...
 
 
+class Server(Protocol):
+    """What answers questions while a stage works."""
+
+    name: str
+    """As errors call it."""
+
+    def request(self, messages: list[Message], sampling: Sampling, seed: int) -> tuple[str, Any] | NoReply:
+        """(a key, equal for equal requests; the request), or why it cannot be asked."""
+        ...
+
+    def ask(self, requests: Iterable[tuple[int, Any]], sampling: Sampling, arrived: Outcomes, wait: Callable[[], None]) -> None:
+        """Send all requests, each with a number; consumed on demand.
+
+        Args:
+            arrived: called with each outcome, in any order; an exception stops all requests.
+            wait: called while none arrives.
+        """
+        ...
+
+
+class Endpoint:
+    """A server with the chat completions API."""
+
+    def __init__(self, by: ByEndpoint, placement: Placement) -> None:
+        """
+        Raises:
+            StageError: the key in the environment cannot be one.
+        """
+        self.name, self._by, self._client = f"the model at {by.base_url}", by, ChatServer(by, placement)
+
+    def request(self, messages: list[Message], sampling: Sampling, seed: int) -> tuple[str, Any] | NoReply:
+        if token := control_token(messages):
+            return NoReply(f"what is asked about spells out the control token {token!r}, which could forge a turn", True)
+        body = request_body(self._by, sampling, messages, seed)
+        return digest([self._by.base_url, body]), as_sent(self._by, body)
+
+    def ask(self, requests: Iterable[tuple[int, Any]], sampling: Sampling, arrived: Outcomes, wait: Callable[[], None]) -> None:
+        self._client.ask(requests, arrived, wait)
+
+
 @dataclass(frozen=True)
 class Bound:
-    """Limit on the share of subjects without a reply from an endpoint."""
+    """Limit on the share of subjects without a reply from a server."""
 
     share: float
     of: int
@@ -67,11 +110,11 @@ class Bound:
     field: str
     """Config field that sets the share."""
 
-    def problem(self, failed: int, by: ByEndpoint, last: NoReply) -> Exception | None:
+    def problem(self, failed: int, server: str, last: NoReply) -> Exception | None:
         """The error to raise after `failed` failures, of which `last` is the latest; None within the limit."""
         if failed <= self.share * self.of:
             return None
-        what = f"the model at {by.base_url} gave {self.lacks.format(failed, self.of)}, more than {self.share:.0%}"
+        what = f"{server} gave {self.lacks.format(failed, self.of)}, more than {self.share:.0%}"
         if last.refused:
             return StageError(f"{what} (the last: {last.reason}): check model, sampling and the prompts, or raise {self.field}")
         return EngineLost(f"lost engine: {what} (the last: {last.reason}); all answers received so far are kept")
@@ -99,7 +142,7 @@ def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bo
         with WarmEngines(job.numerics, job.placement.engines) as ahead:
             return _of_policy(by, policy, questions, job, ahead)
     with AnswerLog(job) as log:
-        return ask_endpoint(by, questions, job, bound, log, job.progress)
+        return ask_server(Endpoint(by, job.placement), questions, job, bound, log, job.progress)
 
 
 def reported(replies: Iterable[Reply | str]) -> dict[str, dict[str, int]]:
@@ -134,6 +177,17 @@ def _names(replies: Iterable[Reply | str], what: str) -> list[tuple[str, int]]:
     return sorted(Counter(name for name in names if name is not None).items(), key=lambda one: (-one[1], one[0]))
 
 
+def tokenized(chat: Chat, messages: list[Message], sampling: Sampling, context: int) -> list[int] | str:
+    """A question to a policy as token ids, or why it cannot be asked."""
+    try:
+        ids = chat.prompt(messages)
+    except ChatError as error:  # e.g. an answer contains an end-of-turn token as text
+        return str(error)
+    if len(ids) + sampling.max_tokens > context:
+        return f"the question has {len(ids)} tokens and its reply may have {sampling.max_tokens}, the model's context is {context}"
+    return ids
+
+
 def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, ahead: WarmEngines) -> list[Reply | str]:
     chat, longest = Chat(policy.payload), model_context(policy.payload)
     sampling = questions.sampling
@@ -143,15 +197,9 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
     def fitting() -> Iterator[Request]:
         for number in range(len(questions)):
             job.doing("tokenizing", number, len(questions), "questions")
-            try:
-                ids = chat.prompt(questions.messages(number))
-            except ChatError as error:  # e.g. the answer contains an end-of-turn token as text
-                replies[number] = str(error)
-                continue
-            if len(ids) + sampling.max_tokens > longest:
-                replies[number] = (
-                    f"the question has {len(ids)} tokens and its reply may have {sampling.max_tokens}, the model's context is {longest}"
-                )
+            ids = tokenized(chat, questions.messages(number), sampling, longest)
+            if isinstance(ids, str):
+                replies[number] = ids
             else:
                 sent.append(number)
                 yield Request(ids, questions.seed(number))
@@ -165,11 +213,10 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
     return replies
 
 
-def ask_endpoint(
-    by: ByEndpoint, questions: Questions, job: Job, bound: Bound, log: AnswerLog, progress: Callable[[int, int], None]
+def ask_server(
+    server: Server, questions: Questions, job: Job, bound: Bound, log: AnswerLog, progress: Callable[[int, int], None]
 ) -> list[Reply | str]:
     """As `ask`, with a log of the caller's. `progress` is called with the number of replies and that of questions."""
-    server = ChatServer(by, job.placement)
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
     keys: dict[int, str] = {}
     """Question number → key, of requests in flight."""
@@ -186,21 +233,20 @@ def ask_endpoint(
         else:
             replies[number] = outcome.reason
             failed.add(questions.about(number))
-            problem = bound.problem(len(failed), by, outcome)
+            problem = bound.problem(len(failed), server.name, outcome)
             if problem is not None:
                 raise problem
         done += 1
         progress(done, len(questions))
 
-    def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
+    def unknown() -> Iterator[tuple[int, Any]]:
         """Requests for questions without a reply, equal ones once: a second reply could differ, and only one would be kept."""
         for number in range(len(questions)):
-            messages = questions.messages(number)
-            if token := control_token(messages):
-                settle(number, NoReply(f"what is asked about spells out the control token {token!r}, which could forge a turn", True))
+            asked = server.request(questions.messages(number), questions.sampling, questions.seed(number))
+            if isinstance(asked, NoReply):
+                settle(number, asked)
                 continue
-            body = request_body(by, questions.sampling, messages, questions.seed(number))
-            key = digest([by.base_url, body])
+            key, request = asked
             known = Reply(**log[key]) if key in log else unanswered.get(key)
             if known is not None:
                 settle(number, known)
@@ -208,7 +254,7 @@ def ask_endpoint(
                 askers[key].append(number)
             else:
                 keys[number], askers[key] = key, [number]
-                yield number, as_sent(by, body)
+                yield number, request
 
     def arrived(number: int, outcome: Reply | NoReply) -> None:
         key = keys.pop(number)
@@ -219,5 +265,5 @@ def ask_endpoint(
         for one in askers.pop(key):
             settle(one, outcome)
 
-    server.ask(unknown(), arrived, lambda: job.doing("waiting for the model's endpoint"))
+    server.ask(unknown(), questions.sampling, arrived, lambda: job.doing(f"waiting for {server.name}"))
     return replies

@@ -1,4 +1,4 @@
-"""What answers the policy between its turns: a program of the project, or a simulated user, a language model behind a server.
+"""What answers the policy between its turns: a program of the project, or a simulated user, which is a language model.
 
 The user gets the conversation with roles exchanged. Its replies are in the job's log, so a resumed run asks nothing twice; equal
 conversations on a prompt with equal seeds get equal replies.
@@ -21,8 +21,9 @@ from pedigree.data.records.records import Message
 from pedigree.stages.job.failures import StageError
 from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog
-from pedigree.stages.sampling.asking import Bound, ask_endpoint, mark_models
+from pedigree.stages.sampling.asking import Bound, Server, ask_server, mark_models
 from pedigree.stages.sampling.endpoint import Reply
+from pedigree.stages.sampling.policy_servers import PolicyServer, server_of
 from pedigree.stages.sampling.sampler import seed_of
 from pedigree.stages.verifiers.environments import Environments, Outcome, ProgramEnvironments, Reaction
 
@@ -73,10 +74,10 @@ class SimulatedUsers:
         PedigreeError: a prompt lacks what the instructions name.
     """
 
-    def __init__(self, config: SimulatedUser, prompts: Iterable[Mapping[str, Any]], job: Job, log: AnswerLog) -> None:
+    def __init__(self, config: SimulatedUser, server: Server, prompts: Iterable[Mapping[str, Any]], job: Job, log: AnswerLog) -> None:
         for prompt in prompts:
             config.system_text(prompt)
-        self.config, self._job, self._log = config, job, log
+        self.config, self._server, self._job, self._log = config, server, job, log
         self._waiting = SimpleQueue[UserTalk | None]()
         Thread(target=self._run, daemon=True, name="simulated user").start()
 
@@ -119,7 +120,7 @@ class SimulatedUsers:
                 return
             each_alone = Bound(1.0, len(turns), "", "")
             try:
-                replies = ask_endpoint(self.config.by, turns, self._job, each_alone, self._log, lambda done, of: None)
+                replies = ask_server(self._server, turns, self._job, each_alone, self._log, lambda done, of: None)
                 for talk, reply in zip(turns, replies, strict=True):
                     talk.reply.set_result(self._outcome(talk, reply))
             except BaseException as error:  # the boundary of the thread: those who wait raise it
@@ -144,9 +145,9 @@ class SimulatedUsers:
 
 @contextmanager
 def open_environments(
-    given: AnyEnvironment | None, prompts: Sequence[Mapping[str, Any]], chats: Iterable[Chat], job: Job
+    given: AnyEnvironment | None, prompts: Sequence[Mapping[str, Any]], chats: Iterable[Chat], servers: Mapping[str, PolicyServer], job: Job
 ) -> Iterator[Environments | None]:
-    """The environment on rank 0 until the end of the block, None elsewhere or without one.
+    """The environment on rank 0 until the end of the block, None elsewhere or without one. `servers` has the policy that plays the user.
 
     Raises:
         PedigreeError: it cannot be used.
@@ -162,7 +163,8 @@ def open_environments(
         except ChatError as error:
             raise StageError(f"prompt {first['id']} cannot begin a conversation of several turns: {error}") from error
     if isinstance(given, SimulatedUser):
-        with AnswerLog(job) as log, closing(SimulatedUsers(given, prompts, job, log)) as users:
+        server = server_of(given.by, "user", servers, job)
+        with AnswerLog(job) as log, closing(SimulatedUsers(given, server, prompts, job, log)) as users:
             yield users
         return
     verifiers = (prompt["verifier"] for prompt in prompts)

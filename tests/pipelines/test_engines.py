@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,29 @@ def test_asynchronous_engines_without_gpus_of_their_own_are_a_problem_of_the_pro
     assert [problem.message for problem in refused.value.problems] == [
         "stage rlvr: asynchronous engines need separate GPUs: 2 ranks of the trainer and engines 1 with tensor_parallel 1 need 3 slots, "
         "but placement.slots is 2: lower world_size or engines, or raise slots"
+    ]
+
+
+def test_a_policy_that_is_queried_has_gpus_of_its_own_and_must_be_an_input(tmp_path):
+    user = "environment: {type: user, by: {type: policy}, instructions: Ask., stop: null, max_turns: 2}\n    "
+    recipe = (RECIPES / "tiny.yaml").read_text().replace("algorithm: {type: dapo}", f"{user}algorithm: {{type: dapo}}")
+    (tmp_path / "without.yaml").write_text(recipe)
+    with pytest.raises(ConfigError, match="stage rlvr: this config requires input 'user': name a stage with output policy"):
+        load_recipe(tmp_path, "without")
+    (tmp_path / "unasked.yaml").write_text(re.sub("(kind: rlvr\n    in: {)", r"\1user: base, ", (RECIPES / "tiny.yaml").read_text()))
+    with pytest.raises(ConfigError, match="the input user is set, but `by` of the user is an endpoint"):
+        load_recipe(tmp_path, "unasked")
+    (tmp_path / "asked.yaml").write_text(re.sub("(kind: rlvr\n    in: {)", r"\1user: base, ", recipe))
+    graph, project = load_recipe(tmp_path, "asked"), Project(tmp_path)
+    profile = {"slots": 2, "numerics": {"device": "cuda", "kernels": "liger"}, "placement": {"slots": 1}}
+    (tmp_path / "one.yaml").write_text(json.dumps(profile))
+    (tmp_path / "two.yaml").write_text(json.dumps(profile | {"placement": {"slots": 2}}))
+    opening.profile_for(project, graph, str(tmp_path / "two.yaml"))
+    with pytest.raises(ConfigError) as refused:
+        opening.profile_for(project, graph, str(tmp_path / "one.yaml"))
+    assert [problem.message for problem in refused.value.problems] == [
+        "stage rlvr: policies at user need GPUs of their own: 1 of the stage and 1 with tensor_parallel 1 need 2 slots, but "
+        "placement.slots is 1: raise slots, or lower world_size or engines"
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pedigree.configs.base.project import Project
-from pedigree.configs.base.work import Amount, Amounts
+from pedigree.configs.base.work import Amount, Amounts, SamplingPlan
 from pedigree.configs.judging.pools import PoolSampling, Sample, Window
 from pedigree.configs.judging.scoring import Judge
 from pedigree.configs.language.execution import Machine, Numerics, Placement, engines_problem
@@ -471,6 +471,23 @@ def test_asynchronous_engines_take_gpus_beside_the_ranks_and_the_slower_side_dec
     assert engines_problem(Numerics(), Placement(), beside=True) is None  # on a CPU they share cores
     two_nodes = four.model_copy(update={"world_size": 8, "nodes": 2})
     assert engines_problem(two_nodes, placement, beside=True) is None  # each node has four of the ranks
+
+
+def test_policies_that_are_queried_take_gpus_of_their_own_and_on_a_cpu_memory_beside_the_rest():
+    plan = SamplingPlan("user", "bf16", 256, 128, chunk=1)
+    alone = facts(rlvr(Grpo(type="grpo")), LLAMA, reference=LLAMA)
+    both = replace(alone, queried=((plan, replace(LLAMA, context=131072)),))
+    four, placement = on_gpus(world_size=4), Placement(engines=4, slots=8)
+    before, after = (needs_of(one, four, placement, H100.gpu_bytes) for one in (alone, both))
+    assert (before.gpus, after.gpus) == (4, 5) and after.device == before.device
+    assert after.queried["user"].cache == (131072 + 16) * 131072  # tokens of its context and a block, bytes of each
+    cpu, small = Numerics(world_size=2), Placement(sampler_memory_gb=1.0)
+    before, after = (needs_of(one, cpu, small) for one in (alone, both))
+    weights = (after.together - before.together - GIB) / LLAMA.parameters
+    assert 2 <= weights < 5 and after.device["user"] == after.together - before.together  # once, not for each rank
+    found = lacks(Trial(both, cpu, small, Hardware("cpu", host_bytes=64 * GIB)))
+    (lack,) = (lack for lack in found if "the context of the user" in lack.resource)
+    assert lack.needed > lack.bound
 
 
 def test_rows_of_131072_tokens_fit_where_ranks_share_them():

@@ -124,7 +124,7 @@ def rolled(folder: Path, policy: Any, script: dict[str, list[str]], **fields: An
         ids = chat.response_ids(texts[asking.count("You said")])
         return Generation([*ids, chat.eos_id], [-1.0] * (len(ids) + 1), "stop")
 
-    with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
+    with Verifying() as verifying, open_environments(config.environment, rows, [chat], {}, job) as environments:
         rolling = replace(roller(verifying, config, [engine(answer, asked)], prompts, chat, job), environments=environments)
         groups = rolling.roll_out(prompts, 0, None)
     requests = [[one.prompt_ids for one in given] for given, _ in asked]

@@ -15,6 +15,7 @@ from row_reading import read_rows
 from test_rlvr import FIELDS, ONE_THREAD, goes_on, prompt
 from tiny_models import make, make_reward_model
 
+from pedigree.configs.methods.language_model import ByEndpoint
 from pedigree.configs.methods.reward_terms import ModelReward, RatedReward
 from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.records import records
@@ -24,6 +25,7 @@ from pedigree.stages.rlvr import handover
 from pedigree.stages.rlvr.model_rewards import ModelRewards, RatedRewards
 from pedigree.stages.rlvr.rewarding import open_rewards
 from pedigree.stages.sampling.answer_log import AnswerLog
+from pedigree.stages.sampling.asking import Endpoint
 from pedigree.stages.sampling.rewards import FrozenRewardModel
 from pedigree.stages.sampling.sampler import Generation
 from pedigree.stages.training.models import load_reward_model
@@ -106,7 +108,7 @@ def test_beside_a_trainer_reward_models_are_loaded_before_its_first_step(models,
 
     monkeypatch.setattr("pedigree.stages.sampling.rewards.load_reward_model", load)
     config = config_of("rlvr", **{**FIELDS, "reward": {"right": 0, "terms": [{"type": "reward_model", "dtype": "fp32"}]}, **fields})
-    with open_rewards(config, [], models, a_job(tmp_path, ONE_THREAD)) as rewards, ThreadPoolExecutor(1) as thread:
+    with open_rewards(config, [], models, {}, a_job(tmp_path, ONE_THREAD)) as rewards, ThreadPoolExecutor(1) as thread:
         assert rewards and len(loads) == (0 if own else 2)
         found = thread.submit(rewards.of, answered({"p1": ["yes"]})[0], 1).result()
     assert not math.isnan(found[0].reward) and loads == [own] * 2
@@ -116,7 +118,7 @@ def rated(base_url: str, job: Any, groups: list[list[Answered]], **fields: Any) 
     by = {"type": "endpoint", "base_url": base_url, "model": "judge"}
     term = RatedReward.model_validate({"type": "rating", "rubrics": [*RUBRICS], "by": by, **fields})
     with AnswerLog(job) as log:
-        rewards = RatedRewards(term, job, log)
+        rewards = RatedRewards(term, Endpoint(ByEndpoint.model_validate(by), job.placement), job, log)
         found = rewards.values(groups)
         rewards.close()
     return found

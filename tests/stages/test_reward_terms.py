@@ -173,11 +173,6 @@ RATING = {"type": "rating", "rubrics": ["helpfulness"], "by": BY, "sampling": {"
             {"samples_per_prompt": 1, "algorithm": {"type": "reinforce_pp"}},
             "majority compares the answers",
         ),
-        (
-            {"terms": [RATING | {"by": {"type": "policy"}}]},
-            {},
-            "by is a policy, but the engines of rlvr hold the policy that is trained: serve",
-        ),
         ({"terms": [RATING | {"rubrics": ["wit"]}]}, {}, "rubric 'wit' is not one of"),
         ({"terms": [PROGRAM | {"path": "mine.txt"}]}, {}, "'mine.txt' is not a Python file"),
         ({"terms": [PROGRAM | {"function": "my reward"}]}, {}, "'my reward' is not a function name"),

@@ -24,8 +24,10 @@ from pedigree.data.artifacts.artifacts import Artifact
 from pedigree.data.chat.chat import Chat
 from pedigree.data.records import records
 from pedigree.stages.job.failures import EngineLost, StageError
+from pedigree.stages.job.job import Job
 from pedigree.stages.sampling.answer_log import AnswerLog
 from pedigree.stages.sampling.partners import GREETING, SimulatedUsers, open_environments
+from pedigree.stages.sampling.policy_servers import server_of
 from pedigree.stages.sampling.sampler import Generation, Request, seed_of
 from pedigree.stages.verifiers import Verifying
 
@@ -56,10 +58,14 @@ def echo(chats: Chats, handler: Any, body: dict[str, Any]) -> None:
         say(handler, "###STOP###" if text == "end" else f"You said {text}.")
 
 
+def simulated(config: SimulatedUser, job: Job, log: AnswerLog) -> SimulatedUsers:
+    return SimulatedUsers(config, server_of(config.by, "user", {}, job), [], job, log)
+
+
 def test_the_user_sees_the_conversation_from_its_side(tmp_path: Path) -> None:
     row_messages: list[Any] = [says("system", "Help."), says("user", "b"), says("assistant", "c"), says("user", "d")]
     with chat_server(echo) as chats, AnswerLog(job := a_job(tmp_path)) as log:
-        users = SimulatedUsers(SimulatedUser.model_validate(user(chats.base_url)), [], job, log)
+        users = simulated(SimulatedUser.model_validate(user(chats.base_url)), job, log)
         talk, begun = users.reset(row(0, messages=row_messages), 7)
         assert begun.result()[:3] == (None, None, False)  # the prompt is asked as it is
         assert users.step(talk, "e").result(deadline(20))[:3] == ([says("user", "You said e.")], None, False)
@@ -79,8 +85,7 @@ def test_a_user_that_opens_gets_the_prompt_and_says_the_first_message(tmp_path: 
     row_messages: list[Any] = [says("system", "Help."), says("user", "What is 2 + 2?")]
     config = SimulatedUser.model_validate(user(opens=True, instructions="Ask: $prompt", stop=None))
     with chat_server(echo) as chats, AnswerLog(job := a_job(tmp_path)) as log:
-        by = config.by.model_copy(update={"base_url": chats.base_url})
-        users = SimulatedUsers(config.model_copy(update={"by": by}), [], job, log)
+        users = simulated(config.model_copy(update={"by": config.by.model_copy(update={"base_url": chats.base_url})}), job, log)
         talk, begun = users.reset(row(0, messages=row_messages), 7)
         first = "You said Hi! How can I help you today?."
         assert begun.result(deadline(20))[0] == [says("system", "Help."), says("user", first)]
@@ -89,7 +94,7 @@ def test_a_user_that_opens_gets_the_prompt_and_says_the_first_message(tmp_path: 
         assert [body["messages"] for body in chats.bodies] == [seen, [*seen, says("assistant", first), says("user", "4")]]
         users.close()
     with chat_server(lambda chats, handler, body: say(handler, "###STOP###")) as chats, AnswerLog(job := a_job(tmp_path / "b")) as log:
-        users = SimulatedUsers(SimulatedUser.model_validate(user(chats.base_url, opens=True)), [], job, log)
+        users = simulated(SimulatedUser.model_validate(user(chats.base_url, opens=True)), job, log)
         assert "ended the conversation before it began" in users.reset(row(0), 7)[1].result(deadline(20))
         users.close()
 
@@ -110,7 +115,7 @@ def rolled(tmp_path: Path, policy: Artifact) -> Any:  # noqa: F811
             return Generation(ids, [-1.0] * len(ids), "stop")
 
         job = a_job(tmp_path / "job", **placed)
-        with Verifying() as verifying, open_environments(config.environment, rows, [chat], job) as environments:
+        with Verifying() as verifying, open_environments(config.environment, rows, [chat], {}, job) as environments:
             rolling = replace(roller(verifying, config, [engine(answer)], prompts, chat, job), environments=environments)
             return [one for group in rolling.roll_out([prompts[0], prompts[1]], 0, None) for one in group.rollouts]
 
@@ -139,7 +144,7 @@ def test_a_server_that_is_down_ends_the_attempt(tmp_path: Path) -> None:
         send(handler, 500, b"")
 
     with chat_server(fail) as chats, AnswerLog(job := a_job(tmp_path, endpoint_retries=0)) as log:
-        users = SimulatedUsers(SimulatedUser.model_validate(user(chats.base_url)), [], job, log)
+        users = simulated(SimulatedUser.model_validate(user(chats.base_url)), job, log)
         waiting = [users.step(users.reset(row(0), seed)[0], "b") for seed in range(6)]
         begun.set()
         with pytest.raises(EngineLost, match=r"lost engine: the model at .* and a plain question unanswered"):
@@ -227,7 +232,7 @@ def test_users_that_cannot_be_told_or_scored_are_refused(tmp_path: Path, policy:
         SimulatedUser.model_validate(user(instructions="Pay $5 or say ###STOP###."))
     lacks = SimulatedUser.model_validate(user(instructions="$goal ###STOP###"))
     with pytest.raises(PedigreeError, match=r"names \$goal, but prompt p1 has only answer, prompt: use one of these"):
-        SimulatedUsers(lacks, [row(1)], a_job(tmp_path / "a"), cast(Any, None))
+        SimulatedUsers(lacks, cast(Any, None), [row(1)], a_job(tmp_path / "a"), cast(Any, None))
     with pytest.raises(ValueError, match="has the term environment, but there is none with rewards"):
         config_of("rlvr", **PLAN | {"environment": user()})
     facts = dataset(tmp_path / "facts", "item", [row(0, task="game", verifier={"name": "facts", "answer": "a"})])
