@@ -41,7 +41,7 @@ from pedigree.configs.language.kinds import KINDS
 from pedigree.configs.language.recipe import load_recipe
 from pedigree.configs.language.recipe_files import Reproduce, recipe_names
 from pedigree.configs.methods.environment_programs import EnvironmentProgram, SimulatedUser
-from pedigree.configs.methods.language_model import ByEndpoint, endpoints, key_variable
+from pedigree.configs.methods.language_model import ByEndpoint, ServedPolicy, key_variable
 from pedigree.configs.methods.rubrics import Rubric
 from pedigree.configs.methods.training import Rlvr
 from pedigree.configs.rehearsal.families import ModelFamily
@@ -200,7 +200,7 @@ def test_generated_pages_are_current(name):
 def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and_source():
     listed = {config for configs in generate.methods().values() for config in configs}
     for kind in ("reward_model", "preference_train", "rlvr", "merge"):
-        for config in {*generate.parts_of(KINDS[kind].config)} - {ByEndpoint}:  # a server is no method
+        for config in {*generate.parts_of(KINDS[kind].config)} - {ByEndpoint, ServedPolicy}:  # who answers is no method
             assert "type" not in config.model_fields or config in listed, f"{kind}: {config.__name__} has no `formula` of its own"
     for config in listed:
         assert isinstance(getattr(config, "source", None), str) and (config.__doc__ or "").strip(), config.__name__
@@ -503,10 +503,10 @@ def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
     assert [graph.find(name).output for name in ("game_scores", "played", "won")] == ["scores", "judgment", "conversation"]
 
 
-def test_the_simulated_user_of_the_manual_is_a_server_and_no_file(tmp_path):
+def test_the_simulated_user_of_the_manual_is_a_policy_and_no_file(tmp_path):
     node = extension(tmp_path, example("docs/own-environment.md", "type: user")).find("rlvr")
     assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
-    assert [by.model for by in endpoints(node.config)] == ["Qwen/Qwen3-32B"]
+    assert "user" in {edge.port for edge in node.edges} and isinstance(user.by, ServedPolicy)
     assert "task: 2 + 2?\n" in user.system_text({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
 
 

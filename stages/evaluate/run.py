@@ -178,10 +178,6 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         for answer in answers[label, suite.label]
         if isinstance(answer, Generation | Transcript)
     ]
-    means: dict[str, float] = {}
-    for label, policy in table["policies"].items():
-        means |= {f"{label}/{task}": entry["mean"] for task, entry in policy["tasks"].items()}
-        means[f"{label}/mean"] = policy["mean"]
     taken = {"looks": len({policy.record.content for policy in inputs["policies"].values()})} if split == "unseen" else {}
     return {
         "split": split,
@@ -192,8 +188,17 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         "unknown": sum(row["score"] is None for row in rows),
         "unknown_answers": sum(is_unknown(answer) for row in rows for answer in answers_of(row)),
         "hashes": {name: task.hash for name, task in tasks.items()},
-        **means,
+        **means_of(table),
     }
+
+
+def means_of(table: dict[str, Any]) -> dict[str, float]:
+    """`POLICY/TASK` and `POLICY/mean` → mean score."""
+    means: dict[str, float] = {}
+    for label, policy in table["policies"].items():
+        means |= {f"{label}/{task}": entry["mean"] for task, entry in policy["tasks"].items()}
+        means[f"{label}/mean"] = policy["mean"]
+    return means
 
 
 def chats_of(inputs: Inputs) -> dict[str, Chat]:
