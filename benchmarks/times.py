@@ -3,7 +3,8 @@
     python -m benchmarks.times make demo
     python -m benchmarks.times make test
 
-`results/times/COMMAND.json` has one entry per processor; for `make demo` also with the seconds of each stage.
+`results/times/COMMAND.json` has one entry per processor; for `make demo` also with the seconds of each stage. `python -m benchmarks.table`
+then shows it in docs/benchmarks.md.
 """
 
 import json
