@@ -93,7 +93,7 @@ def unserved_problem(plans: Iterable[SamplingPlan], arrived: Arrived, *ports: st
     """Error message if a policy arrives at one of these ports and nothing queries it, else None."""
     for port in ports:
         if arrived.get(port) and port not in {plan.port for plan in plans}:
-            return f"the input {port} is set, but `by` of the {port} is an endpoint: set `by: {{type: policy}}`, or remove the input"
+            return f"the input {port} is set, but nothing queries it: set `by: {{type: policy}}` where the {port} is, or remove the input"
     return None
 
 

@@ -151,8 +151,9 @@ def _unlike_tokens(estimates: Estimates, node: Node) -> Iterator[str]:
 
 def _unfit(facts: Facts, node: Node, numerics: Numerics) -> Iterator[str]:
     """Models that an engine refuses."""
-    served, sampling, lora = facts.served, facts.sampling, getattr(node.config, "lora", None)
-    if served and sampling:
+    lora = getattr(node.config, "lora", None)
+    own = [(facts.sampling, facts.served)] if facts.sampling and facts.served else []
+    for sampling, served in (*own, *facts.queried):
         problem = unservable(*served.divided, numerics.device, numerics.tensor_parallel)
         yield from [problem] if problem else []
         prompt = sampling.max_prompt or 1

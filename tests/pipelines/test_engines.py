@@ -121,7 +121,7 @@ def test_a_policy_that_is_queried_has_gpus_of_its_own_and_must_be_an_input(tmp_p
     with pytest.raises(ConfigError, match="stage rlvr: this config requires input 'user': name a stage with output policy"):
         load_recipe(tmp_path, "without")
     (tmp_path / "unasked.yaml").write_text(re.sub("(kind: rlvr\n    in: {)", r"\1user: base, ", (RECIPES / "tiny.yaml").read_text()))
-    with pytest.raises(ConfigError, match="the input user is set, but `by` of the user is an endpoint"):
+    with pytest.raises(ConfigError, match="the input user is set, but nothing queries it"):
         load_recipe(tmp_path, "unasked")
     (tmp_path / "asked.yaml").write_text(re.sub("(kind: rlvr\n    in: {)", r"\1user: base, ", recipe))
     graph, project = load_recipe(tmp_path, "asked"), Project(tmp_path)
