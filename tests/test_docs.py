@@ -32,6 +32,7 @@ from docs import generate, site_hooks
 from pedigree.configs.base.document import parse_value
 from pedigree.configs.base.frozen import Frozen
 from pedigree.configs.base.naming import Model
+from pedigree.configs.base.project import Project
 from pedigree.configs.base.published import Published
 from pedigree.configs.base.python_files import problem_of_program
 from pedigree.configs.judging.scoring import Judge
@@ -51,7 +52,10 @@ from pedigree.configs.rows.row_sources import LAYOUT_COLUMNS
 from pedigree.configs.rows.suite_forms import Form
 from pedigree.data.sources.layouts import example_of
 from pedigree.pipelines.cli.main import app, main
+from pedigree.pipelines.estimate.estimates import Estimates
 from pedigree.pipelines.jobs.attempts import RESUMED
+from pedigree.pipelines.run.foreseen import contradictions
+from pedigree.pipelines.run.opening import load_execution
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -504,7 +508,9 @@ def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
 
 
 def test_the_simulated_user_of_the_manual_is_a_policy_and_no_file(tmp_path):
-    node = extension(tmp_path, example("docs/own-environment.md", "type: user")).find("rlvr")
+    graph = extension(tmp_path, example("docs/own-environment.md", "type: user"), "demo")
+    node, project = graph.find("rlvr"), Project(ROOT)
+    assert not [*contradictions(node, Estimates(project, graph, load_execution(project, "cpu")))]  # its models have room for the turns
     assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
     assert "user" in {edge.port for edge in node.edges} and isinstance(user.by, ServedPolicy)
     assert "task: 2 + 2?\n" in user.system_text({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})
