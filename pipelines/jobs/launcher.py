@@ -159,7 +159,7 @@ class LocalLauncher:
         except ArtifactError:  # reading its result reports the error
             return Status("failed", exit_code)
         if done is not None and done.ok:
-            return Status("succeeded", exit_code)
+            return Status("running" if _has_nodes(Path(handle.scratch)) else "succeeded", exit_code)
         before = memory_kills.Before.parse(handle.told.get("memory", {}))
         ran_out = memory_kills.ran_out(before, Path(handle.scratch), self._seen.get(process.pid, set()) | {process.pid}, exit_code)
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
@@ -224,6 +224,12 @@ class LocalLauncher:
 def process_of(handle: Handle) -> Process | None:
     """The leading process of a local job; None for a job of another launcher."""
     return Process.parse(handle.told.get("process"))
+
+
+def _has_nodes(scratch: Path) -> bool:
+    """Whether other nodes of a job work on this machine (`pedigree join`), each of which ends by itself."""
+    numerics = read_mapping(scratch / SPEC).get("numerics")
+    return isinstance(numerics, dict) and numerics.get("nodes", 1) > 1 and any(processes_of(scratch))
 
 
 def _grace_s(spec: Mapping[str, Any]) -> int:

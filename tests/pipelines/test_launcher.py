@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from running_lab import RANKS, Lab, goes_on, outcomes, read, running_scratch
@@ -124,6 +125,25 @@ def test_a_job_on_two_nodes_has_half_of_its_ranks_where_pedigree_join_runs(lab: 
         thread.join(60)
     assert (lab.project.private / "logs" / "lab" / f"sft-{os.uname().nodename}.txt").exists()
     assert heard[0].startswith("lab/sft: a node of the job that ") and heard[1] == "lab/sft: the node ended with exit code 0"
+
+
+def test_a_job_on_two_nodes_runs_until_both_have_ended(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first node is gone at once; the other one would be killed as a process that was left behind."""
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.job_command", lambda scratch, numerics, grace_s: [sys.executable, "-c", ""])
+    monkeypatch.setattr("pedigree.pipelines.jobs.launcher.read_done", lambda scratch: SimpleNamespace(ok=True))
+    scratch = lab.root / ".pedigree" / "scratch" / "x"
+    scratch.mkdir(parents=True)
+    write_json(scratch / "spec.json", {"code": "none", "numerics": {"nodes": 2}})
+    launcher = LocalLauncher(lab.project)
+    numerics, _ = lab.run().execution.of("prepare_data", "raw")
+    with slots(Pool(tmp_path / "pool", ("0",)), 1, job=scratch / "job.json") as held:
+        handle = launcher.submit(scratch, numerics, 1, held)
+    marked = lab.environment | {"PEDIGREE_JOB": str(scratch)}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=marked, stdin=subprocess.PIPE, start_new_session=True) as other:
+        until(lambda: list(processes_of(scratch)) == [other.pid])
+        assert launcher.poll(handle).state == "running"
+        other.communicate(b"\n")
+    assert launcher.poll(handle).state == "succeeded" and other.returncode == 0
 
 
 def test_pedigree_join_leaves_jobs_of_a_scheduler_to_its_nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
