@@ -561,7 +561,8 @@ def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
     examples = [example for example in blocks("CONTRIBUTING.md", "python") if "def test_" in example]
     for number, example in enumerate(examples):
         (tmp_path / f"test_example_{number}.py").write_text(example)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    own = ["--rootdir", str(tmp_path), "--basetemp", str(tmp_path / "made")]  # by default it would remove the folders of earlier sessions
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *own, *map(str, tmp_path.glob("*.py"))]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and f"{len(examples)} passed" in done.stdout, done.stdout + done.stderr

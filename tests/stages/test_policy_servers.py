@@ -88,7 +88,7 @@ def test_a_policy_of_the_recipe_rates_rollouts(tmp_path: Path, policy: Artifact)
     assert [len(call) for call in engine.calls] == [6] and job.marks == []
 
 
-@pytest.mark.parametrize("kind", ["evaluate", "sample"])
+@pytest.mark.parametrize("kind", ["sample", pytest.param("evaluate", marks=pytest.mark.nightly)])
 def test_a_policy_of_the_recipe_plays_the_user(tmp_path, policy, asked, kind):  # noqa: F811
     """The policy is a function, the user a model in an engine."""
     port, record = ("suites", "item") if kind == "evaluate" else ("prompts", "prompt")
