@@ -70,16 +70,13 @@ def _jobs(_: None) -> dict[str, _Entry] | None:
     return None if answer.returncode else {row[4]: _Entry(*row[:4]) for row in rows}
 
 
-_QUEUE = Polled(_jobs)
-
-
 class SlurmLauncher:
     """Submits each job as one allocation. Slurm does not requeue it: the next attempt resumes from its checkpoint."""
 
     name = "slurm"
 
     def __init__(self, project: Project) -> None:
-        self.project = project
+        self.project, self._queue = project, Polled(_jobs)
         self._running: set[str] = set()
         """Tokens of jobs that were seen running, and so go on while the controller is away."""
         self._ends: dict[str, tuple[float, int | None]] = {}
@@ -105,7 +102,7 @@ class SlurmLauncher:
             *resources(numerics, spec.placement, launcher), str(scratch / SCRIPT),
             environment=job_environment(scratch, numerics, self.project.code(spec.code), [], fence),
         )  # fmt: skip
-        later = deferral(answer) or (message(answer) if answer.returncode and is_away(answer) and not _arrives(handle.token) else None)
+        later = deferral(answer) or (message(answer) if answer.returncode and is_away(answer) and not self._arrives(handle.token) else None)
         if later is not None:
             (scratch / JOB).unlink()
             raise Deferred(f"for Slurm to accept its job: {later}")
@@ -113,12 +110,12 @@ class SlurmLauncher:
             (scratch / JOB).unlink()
             raise PedigreeError(f"Slurm rejects the job of {spec.address}: {message(answer)}")
         fault_point("job started")
-        _QUEUE.forget()
+        self._queue.forget()
         return handle
 
     def poll(self, handle: Handle) -> Status:
         token, scratch = handle.token, Path(handle.scratch)
-        queue = _QUEUE.get(None, ASK_S)
+        queue = self._queue.get(None, ASK_S)
         if queue is not None and (entry := queue.get(token)) is not None:
             if entry.state in ACTIVE:
                 self._running.add(token)
@@ -168,7 +165,7 @@ class SlurmLauncher:
             Away: Slurm does not answer.
         """
         deadline = time.monotonic() + AWAY_S
-        while (queue := _QUEUE.get(None, 0.0)) is None:
+        while (queue := self._queue.get(None, 0.0)) is None:
             if reported_success(Path(handle.scratch)) is not None:
                 return None
             if not is_installed() or time.monotonic() > deadline:
@@ -176,6 +173,15 @@ class SlurmLauncher:
             time.sleep(ASK_S)
         entry = queue.get(handle.token)
         return entry if entry is not None and entry.state in (*QUEUED, *ACTIVE) else None
+
+    def _arrives(self, token: str) -> bool:
+        """Whether a job is in the queue, or comes there soon."""
+        deadline = time.monotonic() + ARRIVAL_S
+        while token not in (self._queue.get(None, 0.0) or {}):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(ASK_S)
+        return True
 
     def _ended(self, scratch: Path, token: str, entry: _Entry) -> Status:
         """State of a job that Slurm knows to have ended. Network file systems show a report late, so one that may exist is waited for."""
@@ -193,16 +199,6 @@ class SlurmLauncher:
         if result is None and code in REPORTED and time.monotonic() - since < SILENCE_S:
             return Status("running", has_ended=True)
         return Status("lost" if result is None and code is None else "failed", code)
-
-
-def _arrives(token: str) -> bool:
-    """Whether a job is in the queue, or comes there soon."""
-    deadline = time.monotonic() + ARRIVAL_S
-    while token not in (_QUEUE.get(None, 0.0) or {}):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(ASK_S)
-    return True
 
 
 def _script(scratch: Path, numerics: Numerics, grace_s: int, setup: Sequence[str]) -> str:

@@ -67,6 +67,15 @@ def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue_and_else_submitte
     assert not (site.scratch / JOB).exists()
 
 
+def test_a_listing_does_not_know_the_queue_from_before_the_job_was_submitted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has submitted it, and this one asked for another job a moment ago."""
+    monkeypatch.setattr(slurm, "ASK_S", 3600.0)
+    other, job = (Handle(launcher="slurm", scratch=str(site.scratch), attempt=1, told={"token": token}) for token in ("a", "b"))
+    assert site.launcher.poll(other).state == "unknown"
+    site.queue("7|PENDING||None|b\n")
+    assert SlurmLauncher(Project(site.folder)).poll(job).waiting == "in Slurm's queue as job 7"
+
+
 def test_ctrl_c_does_not_reach_a_submission_that_waits_for_its_answer(site: Site) -> None:
     site.program("sbatch", ACCEPTS, "ps -o sid= -p $$ > session")
     site.submit()
