@@ -70,9 +70,9 @@ def test_a_job_whose_acceptance_got_lost_is_found_in_the_queue_and_else_submitte
 def test_a_listing_does_not_know_the_queue_from_before_the_job_was_submitted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process has submitted it, and this one asked for another job a moment ago."""
     monkeypatch.setattr(slurm, "ASK_S", 3600.0)
-    other, job = (Handle(launcher="slurm", scratch=str(site.scratch), attempt=1, told={"token": token}) for token in ("a", "b"))
+    other, job = (Handle(launcher="slurm", scratch=str(site.scratch), attempt=1, told={"token": token}) for token in ("a" * 32, "b" * 32))
     assert site.launcher.poll(other).state == "unknown"
-    site.queue("7|PENDING||None|b\n")
+    site.queue(f"7|PENDING||None|{job.token}\n")
     assert SlurmLauncher(Project(site.folder)).poll(job).waiting == "in Slurm's queue as job 7"
 
 
