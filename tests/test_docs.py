@@ -510,7 +510,15 @@ def test_the_environment_of_the_manual_is_evaluated_and_sampled(tmp_path):
 def test_the_simulated_user_of_the_manual_is_a_policy_and_no_file(tmp_path):
     graph = extension(tmp_path, example("docs/own-environment.md", "type: user"), "demo")
     node, project = graph.find("rlvr"), Project(ROOT)
-    assert not [*contradictions(node, Estimates(project, graph, load_execution(project, "cpu")))]  # its models have room for the turns
+    execution = load_execution(project, "cpu")
+    assert not [*contradictions(node, Estimates(project, graph, execution))]  # its models have room for the turns
+    text = example("docs/own-environment.md", "type: user").replace("extends: demo", "extends: tiny")
+    smaller = extension(tmp_path, text)
+    found = [*contradictions(smaller.find("rlvr"), Estimates(project, smaller, execution))]
+    assert [one.partition("context of")[0] for one in found] == [
+        "max_prompt_length 128 and max_tokens 640 exceed the model's ",
+        "a prompt and max_tokens 256 exceed the model's ",
+    ]
     assert isinstance(node.config, Rlvr) and isinstance(user := node.config.environment, SimulatedUser) and not node.files
     assert "user" in {edge.port for edge in node.edges} and isinstance(user.by, ServedPolicy)
     assert "task: 2 + 2?\n" in user.system_text({"id": "a", "verifier": None, "messages": [{"role": "user", "content": "2 + 2?"}]})

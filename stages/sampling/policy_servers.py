@@ -26,7 +26,7 @@ class PolicyServer:
     """A policy that answers questions; threads take turns."""
 
     def __init__(self, port: str, policy: Artifact, engine: Sampler) -> None:
-        self.name = f"the {port}"
+        self.name = f"the policy at {port}"
         self._chat, self._context, self._content = Chat(policy.payload), model_context(policy.payload), policy.record.content
         self._engine, self._turn = engine, Lock()
 

@@ -73,7 +73,7 @@ def test_a_policy_gets_equal_questions_once_and_those_that_it_cannot_read_never(
     first = replies()
     assert first[:3] == [("a", True), ("b", True), ("a", True)] and "control token" in first[3]
     assert "tokens and its reply may have 8, the model's context is 512" in first[4]
-    assert [len(call) for call in engine.calls] == [2]
+    assert [len(call) for call in engine.calls] == [2] and server.name == "the policy at judge"
     assert replies() == first and len(engine.calls) == 1  # a resumed job has them in its log
 
 
